@@ -1,0 +1,1 @@
+"""The HTTP door: everything a client can say and hear."""

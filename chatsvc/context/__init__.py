@@ -1,0 +1,1 @@
+"""What the model is shown. Pure: records in, records out."""

@@ -1,0 +1,70 @@
+"""A conversation is a tree of messages with an owner and a head; a branch is the path from the root to a leaf.
+
+A message is an immutable node once its run has ended; only ``parent_id`` links it (children lists are never stored,
+so they cannot fall out of step). An edit or a regeneration adds a sibling.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from chatsvc.run import RunStatus
+
+
+class Role(StrEnum):
+    """Who speaks in a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the tree. ``tokens`` is None until counted; ``response_id`` is set on assistant messages."""
+
+    id: str
+    conversation_id: str
+    parent_id: str | None
+    role: Role
+    content: str
+    status: RunStatus
+    created_at: datetime
+    model: str | None = None
+    response_id: str | None = None
+    finish_reason: str | None = None
+    tokens: int | None = None
+    error_code: str | None = None
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """An owner's tree of messages. ``head_message_id`` is the leaf of the branch that was last in use."""
+
+    id: str
+    user_id: str
+    title: str | None
+    system_prompt: str | None
+    model: str | None
+    head_message_id: str | None
+    pinned: bool
+    temporary: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+Branch = tuple[Message, ...]
+"""Messages from the root to a leaf, in that order."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Text that stands for a branch up to and including ``through_message_id``."""
+
+    id: str
+    conversation_id: str
+    through_message_id: str
+    text: str
+    tokens: int
+    created_at: datetime

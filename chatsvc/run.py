@@ -1,0 +1,105 @@
+"""A run is one attempt to produce one assistant message; on the wire it is called a *response*.
+
+Its life is the table ``TRANSITIONS``. A run ends exactly once (L5); the compare-and-set in Postgres that moves it is
+the only judge of who was first.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from chatsvc.limits import TierName, Usage
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. Assistant messages carry the same word; other messages are always complete."""
+
+    QUEUED = "queued"
+    STREAMING = "streaming"
+    COMPLETE = "complete"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more can happen to the run."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: Final[dict[RunStatus, frozenset[RunStatus]]] = {
+    RunStatus.QUEUED: frozenset({RunStatus.STREAMING, RunStatus.STOPPED, RunStatus.FAILED}),
+    # Back to queued only when no token was delivered (L6).
+    RunStatus.STREAMING: frozenset({RunStatus.COMPLETE, RunStatus.STOPPED, RunStatus.FAILED, RunStatus.QUEUED}),
+    RunStatus.COMPLETE: frozenset(),
+    RunStatus.STOPPED: frozenset(),
+    RunStatus.FAILED: frozenset(),
+}
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of ``runs``. ``attempt`` is the fencing number of the worker that holds it, 0 before the first claim."""
+
+    id: str
+    user_id: str
+    conversation_id: str
+    user_message_id: str
+    """The message being answered."""
+    message_id: str
+    """The assistant message being written."""
+    client_msg_id: str
+    model: str
+    tier: TierName
+    status: RunStatus
+    attempt: int
+    created_at: datetime
+    owner: str | None = None
+    """The worker holding the lease while streaming."""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    background: bool = False
+    stop_requested: bool = False
+    last_seq: int = 0
+    """Sequence number of the terminal event once ended; of the last checkpoint before."""
+    finish_reason: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    usage: Usage = Usage()
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended: what the compare-and-set writes into run and message in one transaction.
+
+    ``last_seq`` is the sequence number that the terminal event has, or will have, in the log.
+    """
+
+    status: RunStatus
+    text: str
+    last_seq: int
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a running reply up to and including event ``seq``."""
+
+    run_id: str
+    attempt: int
+    seq: int
+    text: str
+    usage: Usage = Usage()
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A worker's hold on a run: valid while the worker's heartbeat is fresh and the run's attempt is this one."""
+
+    run_id: str
+    owner: str
+    attempt: int

@@ -1,0 +1,121 @@
+"""The contract of a stream log. ``memory`` and ``redis`` keep it alike; the suite is ``tests/contracts/``.
+
+What an implementer owes:
+
+- **S1 fencing.** After ``open(id, a)`` returned, every append by an attempt < a is refused with FENCED, for ever (L1).
+- **S2 order.** Within an attempt sequence numbers only rise. An append whose first seq is not above the log's last
+  one is refused with FENCED and changes nothing.
+- **S3 loss is seen.** An append to a log that is not there (expired, deleted, server restarted empty) is refused with
+  LOST unless it says ``recreate``; it never starts a log in the middle by accident.
+- **S4 one round trip.** ``append`` takes the due entries of any number of responses and costs one round trip
+  (one per partition's node in a cluster).
+- **S5 whole or refused.** The entries of one ``Append`` are all in the log or none is, unless the connection broke;
+  then ``LogUnavailable`` is raised and ``position`` tells the truth.
+- **S6 same bytes.** ``read`` and ``tail`` return the entries as appended, byte for byte, in order. Fence marks (seq 0)
+  are never returned.
+- **S7 tail is a hint of nothing missed.** ``tail`` returns as soon as any followed log has entries after its position,
+  or ``wake`` was called, or the timeout passed. It never skips: what it returns for a log is a run of entries
+  starting right after the given position.
+- **S8 cancellation is safe.** Cancelling any call leaves nothing that another call could take for its own (L10).
+- **S9 expiry.** After ``expire(ids, ttl_s)`` the logs are gone once ttl_s has passed; ``delete`` removes them now.
+- **S10 away is said.** When the server cannot be reached a call raises ``LogUnavailable`` within its timeout.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from chatsvc.events import Entry
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """A place in a log: ordered by attempt, then seq. ``Position(0, 0)`` is before everything."""
+
+    attempt: int
+    seq: int
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of one response, in order, all of one attempt. ``recreate`` permits starting a log that was lost."""
+
+    response_id: str
+    entries: tuple[Entry, ...]
+    recreate: bool = False
+
+
+class AppendResult(Enum):
+    """What became of an ``Append``."""
+
+    OK = "ok"
+    FENCED = "fenced"
+    """A newer attempt holds the log, or the entries are already in it. See ``position`` to tell."""
+    LOST = "lost"
+    """There is no such log (any more)."""
+
+
+class LogSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a log: ``entries`` with seq > the cursor asked for; ``first`` and ``last`` are what the whole log holds.
+
+    ``first`` and ``last`` are seqs of events, 0 when the log is missing or has no event yet. ``position`` is where to
+    tail from.
+    """
+
+    entries: tuple[Entry, ...]
+    first: int
+    last: int
+    position: Position
+
+
+class StreamLog(abc.ABC):
+    """See the module's docstring for what each method owes (S1–S10)."""
+
+    @abc.abstractmethod
+    async def open(self, response_id: str, attempt: int) -> int:
+        """Fence off all earlier attempts, creating the log when missing. Returns the last event's seq in it (0: none).
+
+        Raises ``errors.LogUnavailable``; raises ``Fenced`` when a newer attempt has opened it.
+        """
+
+    @abc.abstractmethod
+    async def append(self, batch: Sequence[Append]) -> Sequence[AppendResult]:
+        """Append the due entries of many responses in one round trip. Results in the order of the batch."""
+
+    @abc.abstractmethod
+    async def position(self, response_id: str) -> Position | None:
+        """The place of the last entry, fence marks included; None when there is no log."""
+
+    @abc.abstractmethod
+    async def read(self, response_id: str, after: int, limit: int = 10_000) -> LogSlice:
+        """At most ``limit`` entries with seq > ``after``, of any attempt. A missing log gives an empty slice."""
+
+    @abc.abstractmethod
+    async def tail(self, following: Mapping[str, Position], timeout_s: float) -> Mapping[str, Sequence[Entry]]:
+        """Wait for entries after the given positions, for all followed logs together (S7). One caller at a time."""
+
+    @abc.abstractmethod
+    def wake(self) -> None:
+        """Make the running ``tail`` return soon, so that it can be called again with other logs. Never blocks."""
+
+    @abc.abstractmethod
+    async def expire(self, response_ids: Sequence[str], ttl_s: float) -> None:
+        """Let these logs vanish after ``ttl_s`` seconds."""
+
+    @abc.abstractmethod
+    async def delete(self, response_ids: Sequence[str]) -> None:
+        """Remove these logs now."""
+
+    @abc.abstractmethod
+    async def ping(self) -> None:
+        """Return when the server answers; raises ``errors.LogUnavailable``."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+
+
+class Fenced(Exception):
+    """Another attempt holds this log; the caller has lost its lease (L1)."""
