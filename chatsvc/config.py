@@ -1,16 +1,22 @@
 """Configuration: one TOML file and environment variables become frozen structs; all errors are reported at once.
 
-The structs here are the documentation of every key: name, meaning, unit, default. The environment wins over the file.
+The structs here are the documentation of every key: name, meaning, unit, range, default; ``docs/configuration.md`` is
+made from them. ``config_load`` fills them (the environment wins over the file), ``config_rules`` holds what no single
+key can say, ``config_show`` prints them.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from chatsvc.limits import Tier, TierName
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class AuthMode(StrEnum):
@@ -23,54 +29,61 @@ class AuthMode(StrEnum):
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[stream]``: how replies are written to and read from the stream log."""
 
-    batch_ms: int = 50
-    """Longest time a token waits before it is appended."""
-    batch_tokens: int = 16
+    batch_ms: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+    """Longest time a token waits before it is appended, in milliseconds."""
+    batch_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     """As many tokens are appended without waiting."""
-    heartbeat_s: float = 15.0
-    """A ``: ping`` line on a stream that was silent for so long."""
-    log_ttl_s: float = 600.0
-    """A log lives this long after its reply has ended; then the stored message is served."""
-    buffer_events: int = 1024
+    heartbeat_s: Seconds = 15.0
+    """A ``: ping`` line on a stream that was silent for so many seconds."""
+    log_ttl_s: Seconds = 600.0
+    """A log lives this many seconds after its reply has ended; then the stored message is served."""
+    buffer_events: Count = 1024
     """Events a slow client may lag behind before it is cut (it resumes by its cursor)."""
-    token_ttl_s: float = 3600.0
-    """How long the token in a ``stream_url`` is good."""
+    token_ttl_s: Seconds = 3600.0
+    """How many seconds the token in a ``stream_url`` is good."""
 
 
 class LeaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[lease]``: how fast a dead worker is noticed."""
 
-    renew_s: float = 2.0
-    ttl_s: float = 6.0
-    checkpoint_s: float = 10.0
-    """The text of a running reply is saved this often."""
+    renew_s: Seconds = 2.0
+    """A worker says so often, in seconds, that it is alive."""
+    ttl_s: Seconds = 6.0
+    """A worker that was silent for so many seconds has lost its replies. At least twice ``renew_s``."""
+    checkpoint_s: Seconds = 10.0
+    """The text of a running reply is saved every so many seconds."""
 
 
 class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[auth]``: see the README's "Behind a proxy"."""
+    """``[auth]``: who vouches for a caller. See "Behind a proxy" in the README."""
 
     mode: AuthMode = AuthMode.NONE
-    """Default: one local user."""
+    """``none``: everybody is the one local user. ``proxy``: a reverse proxy names the user in a header."""
     user_header: str = "X-Forwarded-User"
+    """With ``mode = "proxy"``: the header that names the user."""
     tier_header: str = "X-Forwarded-Tier"
+    """With ``mode = "proxy"``: the header that names the user's tier; a request without it is served as ``free``."""
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     """Networks whose TCP connections may carry the headers above."""
     allow_public_without_auth: bool = False
-    """With ``mode = none``: bind an address other than loopback all the same."""
+    """With ``mode = "none"``: bind an address other than loopback all the same."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[server]``: the socket and its limits."""
 
     host: str = "127.0.0.1"
-    port: int = 8080
+    """Address to listen on."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
+    """TCP port to listen on; 0 takes any free one."""
     base_path: str = "/"
     """Path under which a reverse proxy serves this; starts and ends with a slash."""
-    max_body_bytes: int = 1_048_576
-    max_content_chars: int = 200_000
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1_048_576
+    """Largest request body, in bytes."""
+    max_content_chars: Count = 200_000
     """Longest text of one message, in characters."""
-    grace_s: float = 60.0
-    """After SIGTERM running replies have this long to finish."""
+    grace_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    """After SIGTERM running replies have so many seconds to finish."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,29 +91,34 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     engine: str
     """An engine URL: ``vllm:…``, ``transformers:…``, ``openai:…``, ``scripted:…`` or ``auto``."""
-    slots: int | None = None
-    """Replies that run at the same time; None: what the engine says."""
-    window: int | None = None
-    """Context window in tokens; None: the model's own."""
+    slots: Count | None = None
+    """Replies that run at the same time; not set: what the engine says."""
+    window: Count | None = None
+    """Context window in tokens; not set: the model's own."""
     default: bool = False
+    """The model of a conversation that names none. With one model only it is that one."""
 
 
 class DatabaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[database]`` and ``[redis]`` in one: where the shared parts are; empty means embedded."""
+    """``[database]``: where Postgres and Redis are."""
 
     url: str = ""
+    """``postgresql://…`` of an outside Postgres; empty: an embedded one in the data directory."""
     redis_url: str = ""
-    pool_size: int = 10
-    timeout_s: float = 5.0
-    """A command on Postgres or Redis that takes longer is given up."""
+    """``redis://…``, ``rediss://…`` or ``unix://…`` of an outside Redis or Valkey; empty: an embedded Valkey."""
+    pool_size: Count = 10
+    """Most pooled connections to Postgres of one process."""
+    timeout_s: Seconds = 5.0
+    """A command on Postgres or Redis that takes longer, in seconds, is given up."""
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[log]``."""
+    """``[log]``: what is written to standard error."""
 
-    format: str = ""
+    format: Literal["", "console", "json"] = ""
     """``console`` or ``json``; empty: console on a terminal, else json."""
-    level: str = "info"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important lines that are written."""
 
 
 DEFAULT_TIERS = (
@@ -109,13 +127,19 @@ DEFAULT_TIERS = (
     Tier(name=TierName.PRO, weight=16, max_open_replies=3),
 )
 
+UNNAMED_MODEL = "default"
+"""Key in ``Config.models`` of the one model that ``CHATSVC_ENGINE`` gave; ``app`` finds the name to serve it under."""
+
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration, checked."""
 
     data_dir: Path
+    """Where everything embedded keeps its files. Default: the user's data directory; ``/data`` in the image."""
     region: str = "local"
+    """Name of this region; it becomes part of every response id. 1–32 of ``a-z``, ``0-9`` and ``-``."""
     roles: frozenset[str] = frozenset({"api", "worker"})
+    """What this process does: ``api`` answers HTTP requests, ``worker`` runs models."""
     server: ServerConfig = ServerConfig()
     auth: AuthConfig = AuthConfig()
     database: DatabaseConfig = DatabaseConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -19,9 +20,9 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Weight and limits of a class of users."""
 
     name: TierName
-    weight: float
+    weight: Annotated[float, msgspec.Meta(gt=0)]
     """Share of service relative to a user of weight 1."""
-    max_open_replies: int
+    max_open_replies: Annotated[int, msgspec.Meta(ge=1)]
     """Replies of one user that may be queued or streaming at the same time."""
 
 
