@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
+from chatsvc.errors import MessageTooLong
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
 Progress = Callable[[str], None]
@@ -43,6 +44,22 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that run at the same time."""
     kv_tokens: int | None = None
     """Tokens that the KV cache holds, where known."""
+
+
+def room(prompt: Prompt, sampling: Sampling, limits: EngineLimits) -> int:
+    """How many tokens may be generated: ``max_tokens``, or what the window leaves. At least 1.
+
+    Raises ``MessageTooLong`` with the numbers when the prompt leaves no room in the window or in the KV cache: such a
+    prompt could wait in the engine for ever.
+    """
+    most = limits.window if limits.kv_tokens is None else min(limits.window, limits.kv_tokens)
+    if prompt.tokens >= most:
+        raise MessageTooLong(
+            f"The prompt has {prompt.tokens} tokens; the model takes at most {most} together with its reply.",
+            prompt_tokens=prompt.tokens,
+            window=most,
+        )
+    return max(1, min(sampling.max_tokens, most - prompt.tokens))
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
