@@ -1,0 +1,73 @@
+// The wire types: what the HTTP API sends and takes. Names are the API's own.
+
+export type Status = "queued" | "streaming" | "complete" | "stopped" | "failed";
+
+export interface Message {
+  id: string;
+  parent_id: string | null;
+  role: "user" | "assistant" | "system" | "tool";
+  content: string;
+  status: Status;
+  model: string | null;
+  response_id: string | null;
+  finish_reason: string | null;
+  tokens: number | null;
+  created_at: string;
+  error_code?: string | null;
+  /** On running replies: where to read them, with a token in it. */
+  stream_url?: string | null;
+}
+
+/** A conversation as the list shows it. */
+export interface ConversationRow {
+  id: string;
+  title: string | null;
+  pinned: boolean;
+  head_message_id: string | null;
+  created_at: string;
+  updated_at: string;
+}
+
+export interface Conversation extends ConversationRow {
+  messages: Message[];
+}
+
+export interface Page<T> {
+  data: T[];
+  next_cursor: string | null;
+}
+
+/** The answer to a message: a reply has been taken on. */
+export interface Accepted {
+  /** The assistant message that will hold the reply. */
+  message_id: string;
+  user_message_id: string;
+  response_id: string;
+  stream_url: string;
+  status: Status;
+  queue_position: number | null;
+}
+
+export interface ResponseState {
+  status: Status;
+  stream_url?: string | null;
+}
+
+export interface Me {
+  user: { id: string };
+  tier: string;
+}
+
+/** RFC 9457, with the members every error of this API carries. */
+export interface Problem {
+  title: string;
+  status: number;
+  detail?: string;
+  code: string;
+  retryable: boolean;
+  retry_after?: number | null;
+  [extra: string]: unknown;
+}
+
+export const isRunning = (message: Pick<Message, "status">): boolean =>
+  message.status === "queued" || message.status === "streaming";
