@@ -1,1 +1,0 @@
-"""Placeholder, replaced in the commits that follow."""

@@ -1,0 +1,65 @@
+"""The data directory: made, locked, and judged. Every fault with it becomes one plain ``ConfigError``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from chatsvc.errors import ConfigError
+
+
+@contextmanager
+def lock_data_dir(data_dir: Path) -> Iterator[None]:
+    """Make the data directory and keep it ours. Raises ``ConfigError`` when it is in use or cannot be written."""
+    with ExitStack() as stack:
+        try:
+            data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = stack.enter_context((data_dir / "lock").open("a+b", buffering=0))
+            if not take(file.fileno()):
+                file.seek(0)
+                holder = file.read(20).decode(errors="replace").strip() or "unknown"
+                raise refusal(
+                    f"{data_dir} is in use by another chatsvc, process {holder}. Stop that one, or set"
+                    " CHATSVC_DATA_DIR to another directory."
+                )
+            file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
+        except OSError as error:
+            raise unusable(data_dir, error) from error
+        yield
+
+
+def take(descriptor: int) -> bool:
+    """Take the ``flock`` on an open file unless another has it; it is given back when the last copy is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def held(path: Path) -> bool:
+    """Whether another process holds the lock on this file."""
+    with path.open("ab") as file:
+        return not take(file.fileno())
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a small file without blanks at their ends; none when it is missing."""
+    try:
+        return [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def refusal(problem: str) -> ConfigError:
+    """One problem, in a sentence that ends with what to do."""
+    return ConfigError([problem])
+
+
+def unusable(path: Path, error: OSError) -> ConfigError:
+    """The operating system does not let us use a path: missing rights, full, read-only, …."""
+    return refusal(f"{path} cannot be used: {error.strerror or error}. Make it writable, or set CHATSVC_DATA_DIR.")

