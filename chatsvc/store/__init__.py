@@ -1,1 +1,5 @@
-"""Postgres, the system of record. One method = one transaction; SQL by hand, in sight, parameterised."""
+"""Postgres, the system of record."""
+
+from chatsvc.store.migrate import migrate
+
+__all__ = ["migrate"]

@@ -1,0 +1,89 @@
+"""Bring the schema up to date: alembic's migrations in one transaction, one process at a time.
+
+The lock is an advisory one of Postgres, held by a connection of its own for as long as the migrations take; others
+wait for it and then find nothing left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+import alembic.command
+import alembic.util
+import psycopg
+import sqlalchemy
+from alembic.config import Config
+from sqlalchemy.exc import SQLAlchemyError
+
+from chatsvc.errors import ConfigError, StoreUnavailable
+
+_LOCK: Final = 0x63_68_61_74_73_76_63  # "chatsvc"
+_LOCK_TIMEOUT: Final = "10min"
+_RETRY_S: Final = 0.25
+
+
+async def migrate(url: str, *, wait_s: float = 30.0) -> None:
+    """Upgrade the schema to the newest version. Safe in any number of processes at once.
+
+    Waits ``wait_s`` seconds for the server to come up. Raises ``StoreUnavailable`` when it does not, and
+    ``ConfigError`` when the database cannot be used: a migration failed (nothing of it remains), a newer version made
+    the schema, or rights are missing.
+    """
+    await asyncio.to_thread(_migrate, url, wait_s)
+
+
+def _migrate(url: str, wait_s: float) -> None:
+    try:
+        with _connect(url, wait_s) as guard:
+            guard.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+            guard.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+            _upgrade(url)
+    except alembic.util.CommandError as error:
+        raise ConfigError([f"The database has a schema that this version of chatsvc does not know: {error}"]) from error
+    except (SQLAlchemyError, psycopg.Error) as error:
+        cause = getattr(error, "orig", None) or error
+        if isinstance(cause, psycopg.OperationalError):
+            raise StoreUnavailable(f"Postgres went away during the migration: {_one_line(cause)}") from error
+        raise ConfigError([f"The database cannot be migrated, and was left as it was: {_one_line(cause)}"]) from error
+
+
+def _upgrade(url: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    # The URL goes to psycopg as it is: SQLAlchemy would understand another dialect of it.
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=sqlalchemy.NullPool
+    )
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+
+
+def _connect(url: str, wait_s: float) -> psycopg.Connection:
+    """A connection with autocommit, tried again while the server is away."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return psycopg.connect(url, autocommit=True, connect_timeout=5)
+        except psycopg.ProgrammingError as error:
+            raise ConfigError([f"CHATSVC_DATABASE_URL is not a Postgres URL: {_one_line(error)}"]) from error
+        except psycopg.OperationalError as error:
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(f"Postgres cannot be reached: {_one_line(error)}") from error
+        time.sleep(_RETRY_S)
+
+
+def _scripts() -> Path:
+    """The migrations: beside the package in a source checkout, inside it in a wheel."""
+    package = Path(__file__).parent.parent
+    for path in (package / "_migrations", package.parent / "migrations"):
+        if (path / "env.py").exists():
+            return path
+    raise ConfigError([f"The migrations are missing from {package}; install chatsvc again."])
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,89 @@
+"""Fixtures shared by all suites: a real Postgres and a real Valkey of our own, empty for every test."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+import redis
+
+from chatsvc.embedded import embedded_postgres, embedded_redis
+from chatsvc.store import migrate
+
+# Nothing a test writes must survive a power cut.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+def quiet(line):
+    """Progress that nobody reads."""
+
+
+def serve(open_server):
+    """Run a server for as long as a session-wide fixture lives. Its directory has a short name, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="chatsvc-test-", dir="/tmp") as directory, asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            yield runner.run(stack.enter_async_context(open_server(Path(directory))))
+        finally:
+            runner.run(stack.aclose())
+
+
+def in_database(url, name):
+    """The same server's URL with another database."""
+    return re.sub(r"/[^/?]*\?", f"/{name}?", url, count=1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """URL of a Postgres that the whole session shares; use ``postgres_url`` unless you test the server itself."""
+    yield from serve(lambda directory: embedded_postgres(directory, quiet, settings=FAST))
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    """URL of a Valkey that the whole session shares; use ``redis_url``."""
+    yield from serve(lambda directory: embedded_redis(directory, quiet))
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server):
+    """Name of a migrated, empty database to be copied."""
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE template_migrated")
+    with asyncio.Runner() as runner:
+        runner.run(migrate(in_database(postgres_server, "template_migrated")))
+    return "template_migrated"
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server):
+    """URL of a new database with nothing in it."""
+    yield from new_database(postgres_server, "template0")
+
+
+@pytest.fixture
+def postgres_url(postgres_server, migrated_template):
+    """URL of a new database with the newest schema and no rows."""
+    yield from new_database(postgres_server, migrated_template)
+
+
+def new_database(server, template):
+    name = f"test_{uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        yield in_database(server, name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    """URL of a Valkey without any key."""
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushall()
+    return redis_server
