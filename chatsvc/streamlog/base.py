@@ -18,7 +18,9 @@ What an implementer owes:
   starting right after the given position.
 - **S8 cancellation is safe.** Cancelling any call leaves nothing that another call could take for its own (L10).
 - **S9 expiry.** After ``expire(ids, ttl_s)`` the logs are gone once ttl_s has passed; ``delete`` removes them now.
-- **S10 away is said.** When the server cannot be reached a call raises ``LogUnavailable`` within its timeout.
+- **S10 away is said.** When the server cannot be reached a call raises ``LogUnavailable`` within its timeout. So does
+  the first ``append`` after the connection broke, though it be whole again: the server may have come back with less
+  than it acknowledged, and the writer has to look at ``position`` before it goes on.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class LogSlice(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a log: ``entries`` with seq > the cursor asked for; ``first`` and ``last`` are what the whole log holds.
 
     ``first`` and ``last`` are seqs of events, 0 when the log is missing or has no event yet. ``position`` is where to
-    tail from.
+    tail from: the place of the last entry here when there are as many as asked for, else the end of the log.
     """
 
     entries: tuple[Entry, ...]
