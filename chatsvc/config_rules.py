@@ -24,7 +24,7 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # a token of RFC 91
 _BASE_PATH: Final = re.compile(r"/(?:[A-Za-z0-9._~-]+/)*")
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@ -]{0,79}")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-_ENGINES: Final = ("vllm", "transformers", "openai", "scripted")
+_ENGINES: Final = ("auto", "vllm", "transformers", "openai", "scripted")
 _LEASE_BEATS: Final = 2
 """A lease must outlive one lost sign of life."""
 
@@ -157,9 +157,7 @@ def _models(config: Config) -> Faults:
 
 def _engine_fault(url: str) -> str | None:
     scheme, _, rest = url.partition(":")
-    if url == "auto":
-        return None
-    if scheme not in _ENGINES or ":" not in url:
+    if scheme not in _ENGINES:
         return (
             "must be auto, vllm:<model>, transformers:<model>, openai:<base url>#<model> or scripted:?<options>, not"
             f' "{mask_secrets(url)}"'

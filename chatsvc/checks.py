@@ -1,0 +1,150 @@
+"""``python -m chatsvc check``: says what is configured, tries each part, and says what to do about what is wrong.
+
+A check is a coroutine that returns one sentence, or raises what went wrong. ``CHECKS`` is the whole list. Nothing is
+left running, and nothing but the data directory's own files is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final, TextIO
+
+import chatsvc
+from chatsvc.config import UNNAMED_MODEL, Config
+from chatsvc.config_show import effective
+from chatsvc.embedded import Progress, embedded_postgres, embedded_redis, lock_data_dir
+from chatsvc.errors import ChatError, ConfigError, EngineUnavailable
+from chatsvc.inference.factory import create_engine, default_model_name
+from chatsvc.store import open_store
+from chatsvc.streamlog.redis import RedisLog
+
+_LOW_DISK_BYTES: Final = 1_000_000_000
+_QUICK_ENGINES: Final = ("openai", "scripted")
+"""Engines that start at once. The others load a model, which a check does not wait for."""
+
+
+async def check(config: Config, out: TextIO) -> bool:
+    """Print the effective configuration and one line for each part. Returns whether all of them are well."""
+    print(effective(config), file=out)
+    well = True
+    for part, attempt in CHECKS:
+        try:
+            verdict, sentences = "OK  ", [await attempt(config)]
+        except (ChatError, OSError) as error:
+            well = False
+            verdict = "FAIL"
+            sentences = error.problems if isinstance(error, ConfigError) else [str(error)]
+        for sentence in sentences:
+            print(f"{verdict}  {part:<15} {sentence}", file=out, flush=True)
+    return well
+
+
+async def _data_dir(config: Config) -> str:
+    with lock_data_dir(config.data_dir), tempfile.TemporaryFile(dir=config.data_dir) as file:
+        file.write(b"x" * 4096)
+    free = shutil.disk_usage(config.data_dir).free
+    if free < _LOW_DISK_BYTES:
+        raise OSError(f"{config.data_dir} has {free // 1_000_000} MB left: make room, or set CHATSVC_DATA_DIR")
+    return f"{config.data_dir} can be written, {free // 1_000_000_000} GB are free"
+
+
+async def _port(config: Config) -> str:
+    host, port = config.server.host, config.server.port
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in addresses:
+        with socket.socket(family, kind, protocol) as listener:
+            # As the server does: connections of an earlier process that are still closing do not count.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(address)
+                listener.listen(1)
+            except OSError as error:
+                raise OSError(f"{host}:{port}: {_BIND_FAULTS.get(error.errno or 0, error.strerror)}") from None
+    return f"{host}:{port} is free"
+
+
+_BIND_FAULTS: Final = {
+    errno.EADDRINUSE: "another program listens there: stop it, or set CHATSVC_PORT",
+    errno.EACCES: "this user may not listen there: ports below 1024 need rights, set CHATSVC_PORT",
+    errno.EADDRNOTAVAIL: "this machine has no such address: set CHATSVC_HOST",
+}
+
+
+async def _page(config: Config) -> str:
+    if "api" not in config.roles:
+        return "not served by this process"
+    page = Path(chatsvc.__file__).parent / "web" / "dist" / "index.html"
+    if not page.is_file():
+        raise OSError(f"{page} is missing: run `make web`, or install the wheel, which contains it")
+    return "is built"
+
+
+async def _postgres(config: Config) -> str:
+    async with (
+        _outside_or_embedded(config.database.url, config, embedded_postgres) as url,
+        open_store(url, pool_size=1, timeout_s=config.database.timeout_s) as store,
+    ):
+        await store.ping()
+    return "answers" if config.database.url else "embedded: starts and answers"
+
+
+async def _redis(config: Config) -> str:
+    async with _outside_or_embedded(config.database.redis_url, config, embedded_redis) as url:
+        log = RedisLog(url, timeout_s=config.database.timeout_s)
+        try:
+            await log.ping()
+        finally:
+            await log.aclose()
+    return "answers" if config.database.redis_url else "embedded: starts and answers"
+
+
+async def _models(config: Config) -> str:
+    if "worker" not in config.roles:
+        return "not run by this process"
+    said = []
+    for key, model in config.models.items():
+        name = default_model_name(model.engine) if key == UNNAMED_MODEL else key
+        engine = create_engine(
+            model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
+        )
+        if model.engine.partition(":")[0] not in _QUICK_ENGINES:
+            said.append(f"{name} ({model.engine}) is loaded at start")
+            continue
+        try:
+            await engine.start(lambda _: None)
+            health = await engine.health()
+            if not health.ready:
+                raise EngineUnavailable(f"{name}: {health.reason}")
+        finally:
+            await engine.aclose()
+        said.append(f"{name} answers")
+    return "; ".join(said)
+
+
+_Embedded = Callable[[Path, Progress], AbstractAsyncContextManager[str]]
+
+
+@asynccontextmanager
+async def _outside_or_embedded(url: str, config: Config, embedded: _Embedded) -> AsyncIterator[str]:
+    async with AsyncExitStack() as stack:
+        if not url:
+            stack.enter_context(lock_data_dir(config.data_dir))
+            url = await stack.enter_async_context(embedded(config.data_dir, lambda _: None))
+        yield url
+
+
+CHECKS: Final[tuple[tuple[str, Callable[[Config], Awaitable[str]]], ...]] = (
+    ("data directory", _data_dir),
+    ("address", _port),
+    ("page", _page),
+    ("Postgres", _postgres),
+    ("Redis", _redis),
+    ("models", _models),
+)
