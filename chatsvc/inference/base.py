@@ -22,7 +22,7 @@ What an implementer owes:
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -99,7 +99,9 @@ class Engine(abc.ABC):
         """Plain text as token ids, no special tokens added. Without a tokenizer an estimate: only the length counts."""
 
     @abc.abstractmethod
-    def generate(self, prompt: Prompt, sampling: Sampling, run_id: str, priority: int = 0) -> AsyncIterator[Chunk]:
+    def generate(
+        self, prompt: Prompt, sampling: Sampling, run_id: str, priority: int = 0
+    ) -> AsyncGenerator[Chunk, None]:
         """Generate one reply. An async generator; use it in ``contextlib.aclosing``. Lower ``priority`` first."""
 
     @abc.abstractmethod

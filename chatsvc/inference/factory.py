@@ -15,7 +15,7 @@ import msgspec
 from chatsvc.errors import ConfigError
 from chatsvc.inference.base import Engine
 from chatsvc.inference.embedded_model import EMBEDDED_MODEL
-from chatsvc.inference.urls import EngineUrl, parse_engine_url, parse_options
+from chatsvc.inference.urls import EngineUrl, OptionsT, parse_engine_url, parse_options
 
 _FORMS: Final = (
     "auto, vllm:<model>?…, transformers:<model>, openai:<base url>#<model>, scripted:?… "
@@ -84,11 +84,33 @@ def _scripted(request: _Request) -> Engine:
 
     if request.url.target:
         raise ConfigError([f"engine scripted: '{request.url.target}' is no option; write scripted:?name=value&…"])
-    options = parse_options(request.url, ScriptedOptions)
-    overruled = {key: value for key in ("window", "slots") if (value := getattr(request, key)) is not None}
-    return ScriptedEngine(msgspec.structs.replace(options, **overruled), model=request.name)
+    return ScriptedEngine(_overrule(parse_options(request.url, ScriptedOptions), request), model=request.name)
+
+
+def _transformers(request: _Request) -> Engine:
+    from chatsvc.inference.transformers import TransformersEngine  # noqa: PLC0415
+    from chatsvc.inference.transformers_options import TransformersOptions  # noqa: PLC0415
+
+    options = _overrule(parse_options(request.url, TransformersOptions), request)
+    return TransformersEngine(options, model=request.name, source=_model_source(request.url), data_dir=request.data_dir)
+
+
+def _model_source(url: EngineUrl) -> str | None:
+    """The directory or name that a model is loaded from, None for the embedded one."""
+    if url.target in {"", "embedded"}:
+        return None
+    if url.target.startswith(("/", "./", "../")) and not Path(url.target).is_dir():
+        raise ConfigError([f"engine {url.scheme}: there is no directory {url.target}"])
+    return url.target
+
+
+def _overrule(options: OptionsT, request: _Request) -> OptionsT:
+    """The options with what the configuration says beside the URL."""
+    said = {key: value for key in ("window", "slots") if (value := getattr(request, key)) is not None}
+    return msgspec.structs.replace(options, **said)
 
 
 _BACKENDS: Final[dict[str, Callable[[_Request], Engine]]] = {
     "scripted": _scripted,
+    "transformers": _transformers,
 }

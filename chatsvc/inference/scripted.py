@@ -9,10 +9,9 @@ away finds the tokens that fell due meanwhile in one chunk. All generations shar
 from __future__ import annotations
 
 import asyncio
-import heapq
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from chatsvc.inference import scripted_text
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.scripted_cache import PrefixCache
 from chatsvc.inference.scripted_pace import TimerWheel
+from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
@@ -70,10 +70,7 @@ class ScriptedEngine(Engine):
         self._fault_after = int(after) if after else None
         self._cache = PrefixCache(options.cache_tokens)
         self._wheel = TimerWheel()
-        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._arrivals = 0
-        self._running = 0
-        self._waiting = 0
+        self._slots = Slots(options.slots)
         self._hung: set[asyncio.Future[None]] = set()
         self._open = False
 
@@ -104,7 +101,7 @@ class ScriptedEngine(Engine):
         sampling: Sampling,
         run_id: str,  # noqa: ARG002 - part of the contract; nothing here is looked up by it
         priority: int = 0,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         self._check_open(EngineUnavailable)
         budget = room(prompt, sampling, self._limits)
         reply = self._reply(prompt)
@@ -112,7 +109,7 @@ class ScriptedEngine(Engine):
         end = "stop" if len(reply) <= budget else "length"
         stops = StopStrings(sampling.stop)
         sent = 0
-        async with self._slot(priority):
+        async with self._slots.hold(priority):
             cached = self._cache.served(prompt.token_ids)
             first = await self._first_token()
             try:
@@ -158,7 +155,7 @@ class ScriptedEngine(Engine):
         return due
 
     def load(self) -> EngineLoad:
-        return EngineLoad(running=self._running, waiting=self._waiting, kv_used=self._cache.used)
+        return EngineLoad(running=self._slots.held, waiting=self._slots.waiting, kv_used=self._cache.used)
 
     async def health(self) -> EngineHealth:
         if not self._open:
@@ -173,9 +170,7 @@ class ScriptedEngine(Engine):
         for future in self._hung:
             if not future.done():
                 future.set_result(None)
-        for _, _, granted in self._queue:
-            if not granted.done():
-                granted.set_exception(EngineUnavailable(f"The engine of {self._limits.model} was closed."))
+        self._slots.close(f"The engine of {self._limits.model} was closed.")
 
     def _reply(self, prompt: Prompt) -> list[str]:
         options = self._options
@@ -205,38 +200,3 @@ class ScriptedEngine(Engine):
             yield future
         finally:
             self._hung.discard(future)
-
-    @asynccontextmanager
-    async def _slot(self, priority: int) -> AsyncIterator[None]:
-        """Hold one of the slots; wait for it by priority, then in order of arrival."""
-        if self._running < self._options.slots:
-            self._running += 1
-        else:
-            await self._wait_for_slot(priority)
-        try:
-            yield
-        finally:
-            self._release_slot()
-
-    async def _wait_for_slot(self, priority: int) -> None:
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._arrivals += 1
-        heapq.heappush(self._queue, (priority, self._arrivals, granted))
-        self._waiting += 1
-        try:
-            await granted
-        except asyncio.CancelledError:
-            # The slot may have been handed over in the same moment; then it goes to the next.
-            if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self._release_slot()
-            raise
-        finally:
-            self._waiting -= 1
-
-    def _release_slot(self) -> None:
-        while self._queue:
-            granted = heapq.heappop(self._queue)[2]
-            if not granted.done():
-                granted.set_result(None)
-                return
-        self._running -= 1
