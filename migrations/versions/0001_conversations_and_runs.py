@@ -76,6 +76,8 @@ CREATE TABLE runs (
     background      boolean NOT NULL DEFAULT false,
     stop_requested  boolean NOT NULL DEFAULT false,
     last_seq        bigint NOT NULL DEFAULT 0,
+    -- A checkpoint has saved text. Here, and not read off the message, so that one row decides what a lost run becomes.
+    has_text        boolean NOT NULL DEFAULT false,
     finish_reason   text,
     error_code      text,
     error_message   text,

@@ -1,0 +1,271 @@
+"""Conversations and their trees. Every method that takes a ``user_id`` sees that user's rows only (L10).
+
+Only ``parent_id`` is stored; a branch is walked from its leaf to the root. Lists are paged by key, so a page never
+repeats or skips what was there when the first one was read, however many rows are added meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from chatsvc.conversation import Branch, Conversation, Message
+from chatsvc.errors import InvalidCursor, NotFound, UnknownParent
+from chatsvc.events import clean_text
+from chatsvc.limits import Principal
+from chatsvc.store.pool import Connection, Database, Row, fetch
+from chatsvc.store.records import (
+    ConversationPatch,
+    Deleted,
+    NewConversation,
+    Page,
+    conversation_of,
+    decode_cursor,
+    encode_cursor,
+    message_of,
+    statement,
+)
+from chatsvc.store.signals import NOTIFY
+from chatsvc.store.users import TOUCH
+
+_CREATE: Final = statement("""
+    INSERT INTO conversations AS c (id, user_id, title, system_prompt, model, temporary)
+    VALUES (%(id)s, %(user_id)s, %(title)s, %(system_prompt)s, %(model)s, %(temporary)s)
+    RETURNING {conversation:c}
+""")
+_GET: Final = statement("""
+    SELECT {conversation:c} FROM conversations c WHERE c.id = %(id)s AND c.user_id = %(user_id)s
+""")
+_LIST: Final = statement("""
+    SELECT {conversation:c} FROM conversations c
+    WHERE c.user_id = %(user_id)s AND NOT c.temporary
+    ORDER BY c.updated_at DESC, c.id DESC LIMIT %(limit)s
+""")
+_LIST_AFTER: Final = statement("""
+    SELECT {conversation:c} FROM conversations c
+    WHERE c.user_id = %(user_id)s AND NOT c.temporary AND (c.updated_at, c.id) < (%(at)s, %(after)s)
+    ORDER BY c.updated_at DESC, c.id DESC LIMIT %(limit)s
+""")
+_MESSAGES: Final = statement("""
+    SELECT {message:m} FROM messages m WHERE m.conversation_id = %(id)s ORDER BY m.created_at, m.id
+""")
+# The walk carries ids only; texts are fetched once for what it found.
+_BRANCH: Final = statement("""
+    WITH RECURSIVE up (id, parent_id, depth) AS (
+        SELECT id, parent_id, 1 FROM messages WHERE id = %(leaf)s
+        UNION ALL
+        SELECT m.id, m.parent_id, up.depth + 1 FROM up JOIN messages m ON m.id = up.parent_id
+        WHERE up.depth < %(limit)s
+    )
+    SELECT {message:m} FROM up JOIN messages m USING (id) ORDER BY up.depth
+""")
+_IN_CONVERSATION: Final = "SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s"
+_OWN_MESSAGE: Final = statement("""
+    SELECT {message:m} FROM messages m WHERE m.id = %(id)s AND m.user_id = %(user_id)s
+""")
+_UPDATE: Final = statement("""
+    UPDATE conversations c SET
+        title = CASE WHEN %(set_title)s THEN %(title)s ELSE c.title END,
+        system_prompt = CASE WHEN %(set_system_prompt)s THEN %(system_prompt)s ELSE c.system_prompt END,
+        model = CASE WHEN %(set_model)s THEN %(model)s ELSE c.model END,
+        pinned = CASE WHEN %(set_pinned)s THEN %(pinned)s ELSE c.pinned END,
+        head_message_id = CASE WHEN %(set_head_message_id)s THEN %(head_message_id)s ELSE c.head_message_id END
+    WHERE c.id = %(id)s AND c.user_id = %(user_id)s
+    RETURNING {conversation:c}
+""")
+# Locks are taken in the order user, runs, conversation everywhere, so that a delete and a finish cannot deadlock. The
+# user's lock keeps new runs out (submit takes it first).
+_LOCK_OWNER: Final = """
+    SELECT 1 FROM users u JOIN conversations c ON c.user_id = u.id
+    WHERE u.id = %(user_id)s AND c.id = %(id)s FOR NO KEY UPDATE OF u
+"""
+_LOCK_RUNS: Final = """
+    SELECT id, model, status IN ('queued', 'streaming') AS running FROM runs
+    WHERE conversation_id = %(id)s ORDER BY id FOR UPDATE
+"""
+_DELETE: Final = "DELETE FROM conversations WHERE id = %(id)s AND user_id = %(user_id)s RETURNING id"
+_SWEEP: Final = """
+    WITH idle AS (
+        SELECT c.id FROM conversations c
+        WHERE c.temporary AND c.updated_at < now() - %(older_than)s::interval
+          AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.conversation_id = c.id AND r.status IN ('queued', 'streaming'))
+        ORDER BY c.updated_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    ), doomed AS (
+        SELECT r.id FROM runs r JOIN idle ON r.conversation_id = idle.id
+    ), gone AS (
+        DELETE FROM conversations USING idle WHERE conversations.id = idle.id
+    )
+    SELECT id FROM doomed ORDER BY id
+"""
+_NO_CONVERSATION: Final = "There is no such conversation."
+_NO_MESSAGE: Final = "There is no such message."
+_WHOLE: Final = 2**31 - 1
+
+
+class Conversations:
+    """See the module's docstring."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def create(self, principal: Principal, new: NewConversation) -> Conversation:
+        """Make an empty conversation, and its owner's row if need be."""
+
+        async def work(connection: Connection) -> Conversation:
+            await fetch(connection, TOUCH, msgspec.structs.asdict(principal))
+            rows = await fetch(
+                connection,
+                _CREATE,
+                {
+                    "id": new.id,
+                    "user_id": principal.user_id,
+                    "title": _clean(new.title),
+                    "system_prompt": _clean(new.system_prompt),
+                    "model": _clean(new.model),
+                    "temporary": new.temporary,
+                },
+            )
+            return conversation_of(rows[0])
+
+        return await self._db.transaction(work)
+
+    async def list(self, user_id: str, *, cursor: str | None, limit: int) -> Page[Conversation]:
+        """A page of the user's conversations, newest activity first; temporary ones are left out.
+
+        One that becomes active while a client pages moves to the front, so it may be missing from later pages. Raises
+        ``InvalidCursor``.
+        """
+        params: dict[str, Any] = {"user_id": user_id, "limit": limit + 1}
+        if cursor is None:
+            rows = await self._db.query(_LIST, params)
+        else:
+            at, after = decode_cursor(cursor, (datetime, str))
+            rows = await self._db.query(_LIST_AFTER, params | {"at": at, "after": after})
+        page = tuple(map(conversation_of, rows[:limit]))
+        more = len(rows) > limit
+        return Page(page, encode_cursor(page[-1].updated_at, page[-1].id) if more else None)
+
+    async def get(self, user_id: str, conversation_id: str) -> Conversation:
+        """Raises ``NotFound``."""
+        return _conversation(await self._db.query(_GET, {"user_id": user_id, "id": conversation_id}))
+
+    async def tree(self, user_id: str, conversation_id: str) -> tuple[Conversation, tuple[Message, ...]]:
+        """The conversation and all its messages as of one moment, oldest first, so parents before children.
+
+        Raises ``NotFound``.
+        """
+        params = {"user_id": user_id, "id": conversation_id}
+
+        async def work(connection: Connection) -> tuple[Conversation, tuple[Message, ...]]:
+            conversation = _conversation(await fetch(connection, _GET, params))
+            return conversation, tuple(map(message_of, await fetch(connection, _MESSAGES, params)))
+
+        return await self._db.transaction(work, snapshot=True)
+
+    async def branch_page(
+        self, user_id: str, conversation_id: str, *, leaf: str | None, cursor: str | None, limit: int
+    ) -> Page[Message]:
+        """A page of the branch that ends in ``leaf`` (None: the head), newest first.
+
+        Raises ``NotFound`` for an unknown conversation or leaf, and ``InvalidCursor``.
+        """
+        start = decode_cursor(cursor, (str,))[0] if cursor is not None else leaf
+        missing = InvalidCursor("The cursor is not one that this list gave out.") if cursor else NotFound(_NO_MESSAGE)
+
+        async def work(connection: Connection) -> Branch:
+            conversation = _conversation(await fetch(connection, _GET, {"user_id": user_id, "id": conversation_id}))
+            first = start or conversation.head_message_id
+            params = {"leaf": first, "id": conversation_id, "limit": limit + 1}
+            if start is not None and not await fetch(connection, _IN_CONVERSATION, params):
+                raise missing
+            return tuple(map(message_of, await fetch(connection, _BRANCH, params)))
+
+        found = await self._db.transaction(work, snapshot=True)
+        return Page(found[:limit], encode_cursor(found[limit].id) if len(found) > limit else None)
+
+    async def branch(self, message_id: str) -> Branch:
+        """The path from the root to a message, for the runner: whose it is, is not asked. Raises ``NotFound``."""
+        rows = await self._db.query(_BRANCH, {"leaf": message_id, "limit": _WHOLE})
+        if not rows:
+            raise NotFound(_NO_MESSAGE)
+        return tuple(map(message_of, reversed(rows)))
+
+    async def owned_branch(self, user_id: str, conversation_id: str, leaf: str | None) -> Branch:
+        """The path from the root to ``leaf``, which None makes empty.
+
+        Raises ``NotFound`` for an unknown conversation and ``UnknownParent`` for a leaf that is not in it.
+        """
+        params = {"leaf": leaf, "id": conversation_id, "user_id": user_id, "limit": _WHOLE}
+
+        async def work(connection: Connection) -> Branch:
+            _conversation(await fetch(connection, _GET, params))
+            if leaf is None:
+                return ()
+            if not await fetch(connection, _IN_CONVERSATION, params):
+                raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
+            return tuple(map(message_of, reversed(await fetch(connection, _BRANCH, params))))
+
+        return await self._db.transaction(work, snapshot=True)
+
+    async def update(self, user_id: str, conversation_id: str, patch: ConversationPatch) -> Conversation:
+        """Change what the patch sets. It is no activity: ``updated_at`` stays.
+
+        Raises ``NotFound``, and ``UnknownParent`` for a head that is not a message of this conversation.
+        """
+        given = {name: value for name, value in msgspec.structs.asdict(patch).items() if value is not msgspec.UNSET}
+        params: dict[str, Any] = {"user_id": user_id, "id": conversation_id}
+        for name in patch.__struct_fields__:
+            value = given.get(name)
+            params[name] = _clean(value) if isinstance(value, str) else value
+            params[f"set_{name}"] = name in given
+        head = given.get("head_message_id")
+
+        async def work(connection: Connection) -> Conversation:
+            changed = _conversation(await fetch(connection, _UPDATE, params))
+            if head is not None and not await fetch(connection, _IN_CONVERSATION, params | {"leaf": head}):
+                raise UnknownParent("The head is not a message of this conversation.", field="head_message_id")
+            return changed
+
+        return await self._db.transaction(work)
+
+    async def delete(self, user_id: str, conversation_id: str) -> Deleted:
+        """Remove the conversation and all that hangs on it; workers of its running replies are told. ``NotFound``."""
+        params = {"user_id": user_id, "id": conversation_id}
+
+        async def work(connection: Connection) -> Deleted:
+            if not await fetch(connection, _LOCK_OWNER, params):
+                raise NotFound(_NO_CONVERSATION)
+            runs = await fetch(connection, _LOCK_RUNS, params)
+            if not await fetch(connection, _DELETE, params):
+                raise NotFound(_NO_CONVERSATION)
+            running = [run for run in runs if run["running"]]
+            for run in running:
+                await fetch(connection, NOTIFY, {"kind": "gone", "response_id": run["id"], "model": run["model"]})
+            return Deleted(tuple(run["id"] for run in runs), tuple(run["id"] for run in running))
+
+        return await self._db.transaction(work)
+
+    async def owner_of_message(self, user_id: str, message_id: str) -> Message:
+        """The message, if it is this user's. Raises ``NotFound``."""
+        rows = await self._db.query(_OWN_MESSAGE, {"user_id": user_id, "id": message_id})
+        if not rows:
+            raise NotFound(_NO_MESSAGE)
+        return message_of(rows[0])
+
+    async def sweep_temporary(self, older_than: timedelta, limit: int = 100) -> Sequence[str]:
+        """Delete up to ``limit`` temporary conversations that were idle for so long. Returns their response ids."""
+        rows = await self._db.query(_SWEEP, {"older_than": older_than, "limit": limit})
+        return [row["id"] for row in rows]
+
+
+def _conversation(rows: list[Row]) -> Conversation:
+    if not rows:
+        raise NotFound(_NO_CONVERSATION)
+    return conversation_of(rows[0])
+
+
+def _clean(text: str | None) -> str | None:
+    return None if text is None else clean_text(text)

@@ -1,0 +1,185 @@
+"""What goes into the store and comes out of it, and how rows become records.
+
+A column has the name of the record's field, so that one list serves both; ``statement`` puts those lists into SQL.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from chatsvc.conversation import Conversation, Message
+from chatsvc.errors import InvalidCursor
+from chatsvc.ids import is_plausible
+from chatsvc.limits import Principal, Usage
+from chatsvc.run import Run
+
+T = TypeVar("T")
+
+
+class NewConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation to be made, still empty."""
+
+    id: str
+    title: str | None = None
+    system_prompt: str | None = None
+    model: str | None = None
+    temporary: bool = False
+
+
+class ConversationPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change; UNSET leaves a field as it is, None empties it."""
+
+    title: str | UnsetType | None = UNSET
+    head_message_id: str | UnsetType = UNSET
+    system_prompt: str | UnsetType | None = UNSET
+    pinned: bool | UnsetType = UNSET
+    model: str | UnsetType | None = UNSET
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to be answered: three rows to be written in one transaction. ``parent_id`` None makes a new root."""
+
+    principal: Principal
+    conversation_id: str
+    parent_id: str | None
+    content: str
+    client_msg_id: str
+    request_hash: bytes
+    """Tells whether a ``client_msg_id`` came again with the same request."""
+    model: str
+    max_open: int
+    """Replies that the user may have queued or streaming, this one included."""
+    user_message_id: str
+    message_id: str
+    response_id: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    background: bool = False
+    user_tokens: int | None = None
+    """Tokens of ``content``."""
+
+
+class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
+    """A user message to be answered once more, by a sibling of the answers it has."""
+
+    principal: Principal
+    user_message_id: str
+    client_msg_id: str
+    request_hash: bytes
+    model: str
+    max_open: int
+    message_id: str
+    response_id: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    background: bool = False
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """The run that answers a submission; ``created`` is False when an earlier one with the same id had made it (L8)."""
+
+    run: Run
+    created: bool
+
+
+class SettledReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store knows of a reply: its run, its text so far, and the sequence number up to which the text goes."""
+
+    run: Run
+    text: str
+    text_seq: int
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Part of a list; ``next_cursor`` is None at its end."""
+
+    items: tuple[T, ...]
+    next_cursor: str | None
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """The runs that were deleted with a conversation: all of them, and those among them that had not ended."""
+
+    response_ids: tuple[str, ...]
+    running: tuple[str, ...]
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """What a worker learns by its heartbeat: which of its runs are to stop, and the (run, attempt) that it holds."""
+
+    stop_requested: tuple[str, ...]
+    held: tuple[tuple[str, int], ...]
+
+
+class Reaped(msgspec.Struct, frozen=True):
+    """Runs taken from workers that are gone, as they are now."""
+
+    failed: tuple[Run, ...] = ()
+    stopped: tuple[Run, ...] = ()
+    requeued: tuple[Run, ...] = ()
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """News from another process: ``stop`` was asked for, a run is ``queued``, or one is ``gone`` (deleted)."""
+
+    kind: str
+    response_id: str
+    model: str | None = None
+
+
+_BAD_CURSOR: Final = "The cursor is not one that this list gave out."
+_USAGE: Final = ("prompt_tokens", "cached_tokens", "output_tokens")
+_COLUMNS: Final = {
+    "conversation": Conversation.__struct_fields__,
+    "message": Message.__struct_fields__,
+    "run": (*(name for name in Run.__struct_fields__ if name != "usage"), *_USAGE),
+}
+
+
+def statement(text: str) -> str:
+    """SQL with ``{run:r}``, ``{message:m}``, ``{conversation:c}`` replaced by that record's columns."""
+
+    def columns(match: re.Match[str]) -> str:
+        return ", ".join(f"{match[2]}.{name}" for name in _COLUMNS[match[1]])
+
+    return re.sub(r"\{(\w+):(\w+)\}", columns, text)
+
+
+def conversation_of(row: dict[str, Any]) -> Conversation:
+    """A row with the columns ``{conversation:…}``."""
+    return msgspec.convert(row, Conversation)
+
+
+def message_of(row: dict[str, Any]) -> Message:
+    """A row with the columns ``{message:…}``."""
+    return msgspec.convert(row, Message)
+
+
+def run_of(row: dict[str, Any]) -> Run:
+    """A row with the columns ``{run:…}``."""
+    usage = Usage(**{name: row[name] for name in _USAGE})
+    return msgspec.convert(row | {"usage": usage}, Run)
+
+
+def encode_cursor(*parts: str | datetime) -> str:
+    """A place in a list, opaque to clients."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(parts)).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
+    """The parts of a cursor made by ``encode_cursor``. Raises ``InvalidCursor``."""
+    try:
+        raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        parts: tuple[Any, ...] = msgspec.json.decode(raw, type=tuple[tuple(types)])  # type: ignore[misc]
+    except (ValueError, msgspec.DecodeError) as error:
+        raise InvalidCursor(_BAD_CURSOR) from error
+    if not all(is_plausible(part) for part in parts if isinstance(part, str)):
+        raise InvalidCursor(_BAD_CURSOR)
+    return parts

@@ -1,0 +1,193 @@
+"""The SQL of ``runs.py`` and ``workers.py``. Each constant is one statement and one transaction.
+
+Those that move a run read alike: the first part finds and changes the run, and what follows depends on its rows, so
+that it is done for the winner of a race only. Locks are had in the order run, message, conversation.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chatsvc.store.records import statement
+
+GET: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s AND r.user_id = %(user_id)s")
+
+REPLY: Final = statement("""
+    SELECT {run:r}, m.content FROM runs r JOIN messages m ON m.id = r.message_id WHERE r.id = %(id)s
+""")
+
+OPEN: Final = statement("""
+    SELECT {run:r} FROM runs r WHERE r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming')
+    ORDER BY r.created_at, r.id
+""")
+
+QUEUED: Final = statement("""
+    SELECT {run:r} FROM runs r WHERE r.status = 'queued' ORDER BY r.created_at, r.id LIMIT %(limit)s
+""")
+
+POSITIONS: Final = """
+    SELECT id, row_number() OVER (PARTITION BY model ORDER BY created_at, id) AS position
+    FROM runs WHERE status = 'queued'
+"""
+
+HOLDS: Final = "SELECT 1 FROM runs WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'streaming'"
+
+# Rows are locked in the order of their ids, so that two batches that overlap wait for each other and never in a ring.
+CLAIM: Final = statement("""
+    WITH due AS (
+        SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status = 'queued' AND NOT stop_requested
+        ORDER BY id FOR UPDATE
+    ), claimed AS (
+        UPDATE runs r
+        SET status = 'streaming', attempt = r.attempt + 1, owner = %(owner)s, started_at = clock_timestamp()
+        FROM due WHERE r.id = due.id
+        RETURNING {run:r}
+    ), message AS (
+        UPDATE messages SET status = 'streaming' FROM claimed WHERE messages.id = claimed.message_id
+    )
+    SELECT * FROM claimed
+""")
+
+CHECKPOINT: Final = """
+    WITH batch AS (
+        SELECT * FROM unnest(%(ids)s::text[], %(attempts)s::int[], %(seqs)s::bigint[], %(texts)s::text[],
+            %(prompts)s::int[], %(cached)s::int[], %(outputs)s::int[])
+            AS b (id, attempt, seq, content, prompt_tokens, cached_tokens, output_tokens)
+    ), held AS (
+        SELECT r.id FROM runs r JOIN batch b ON b.id = r.id AND b.attempt = r.attempt
+        WHERE r.status = 'streaming' ORDER BY r.id FOR UPDATE OF r
+    ), saved AS (
+        UPDATE runs r SET last_seq = b.seq, has_text = b.content <> '', prompt_tokens = b.prompt_tokens,
+            cached_tokens = b.cached_tokens, output_tokens = b.output_tokens
+        FROM held JOIN batch b USING (id) WHERE r.id = held.id
+        RETURNING r.id, r.message_id, b.content
+    ), message AS (
+        UPDATE messages SET content = saved.content FROM saved WHERE messages.id = saved.message_id
+    )
+    SELECT id FROM saved
+"""
+
+_ENDED: Final = """
+    RETURNING {run:r}
+    ), message AS (
+        UPDATE messages SET content = %(text)s, status = ended.status, finish_reason = ended.finish_reason,
+            error_code = ended.error_code, tokens = ended.output_tokens
+        FROM ended WHERE messages.id = ended.message_id
+    ), conversation AS (
+        UPDATE conversations SET updated_at = greatest(updated_at, ended.ended_at)
+        FROM ended WHERE conversations.id = ended.conversation_id
+    )
+"""
+_END: Final = """
+    WITH ended AS (
+        UPDATE runs r SET status = %(status)s, last_seq = %(last_seq)s, finish_reason = %(finish_reason)s,
+            error_code = %(error_code)s, error_message = %(error_message)s, prompt_tokens = %(prompt_tokens)s,
+            cached_tokens = %(cached_tokens)s, output_tokens = %(output_tokens)s, ended_at = clock_timestamp()
+"""
+
+# The second EXISTS: this very end was written before, and the answer to that was lost.
+FINISH: Final = statement(
+    _END  # noqa: S608 - all parts are constants of this file
+    + "WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming'"
+    + _ENDED
+    + """
+    SELECT EXISTS (SELECT 1 FROM ended) OR EXISTS (
+        SELECT 1 FROM runs WHERE id = %(id)s AND attempt = %(attempt)s AND status = %(status)s
+            AND last_seq = %(last_seq)s AND ended_at IS NOT NULL
+    ) AS won
+    """
+)
+
+FINISH_QUEUED: Final = statement(  # noqa: S608
+    _END + ", attempt = r.attempt + 1 WHERE r.id = %(id)s AND r.status = 'queued'" + _ENDED + "SELECT * FROM ended"
+)
+
+REQUEUE: Final = """
+    WITH queued AS (
+        UPDATE runs r SET status = 'queued', owner = NULL, started_at = NULL
+        WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming' AND NOT r.stop_requested
+            AND NOT r.has_text
+        RETURNING r.id, r.message_id, r.model
+    ), message AS (
+        UPDATE messages SET status = 'queued' FROM queued WHERE messages.id = queued.message_id
+    ), told AS (
+        SELECT pg_notify('chatsvc',
+            json_build_object('kind', 'queued', 'response_id', id, 'model', model)::text) FROM queued
+    )
+    SELECT (SELECT count(*) FROM told) > 0 OR EXISTS (
+        SELECT 1 FROM runs WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'queued'
+    ) AS won
+"""
+
+REQUEST_STOP: Final = statement("""
+    WITH asked AS (
+        UPDATE runs r SET
+            stop_requested = true,
+            status = CASE r.status WHEN 'queued' THEN 'stopped' ELSE r.status END,
+            attempt = CASE r.status WHEN 'queued' THEN r.attempt + 1 ELSE r.attempt END,
+            last_seq = CASE r.status WHEN 'queued' THEN r.last_seq + 1 ELSE r.last_seq END,
+            finish_reason = CASE r.status WHEN 'queued' THEN 'stopped' ELSE r.finish_reason END,
+            ended_at = CASE r.status WHEN 'queued' THEN clock_timestamp() ELSE r.ended_at END
+        WHERE r.id = %(id)s AND r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming')
+        RETURNING {run:r}
+    ), message AS (
+        UPDATE messages SET status = 'stopped', finish_reason = 'stopped', tokens = 0
+        FROM asked WHERE messages.id = asked.message_id AND asked.status = 'stopped'
+    ), conversation AS (
+        UPDATE conversations SET updated_at = greatest(updated_at, asked.ended_at)
+        FROM asked WHERE conversations.id = asked.conversation_id AND asked.status = 'stopped'
+    )
+    SELECT asked.*, pg_notify('chatsvc',
+        json_build_object('kind', 'stop', 'response_id', asked.id, 'model', asked.model)::text)
+    FROM asked
+""")
+
+HEARTBEAT: Final = """
+    INSERT INTO workers (id, roles, capacity, expires_at)
+    VALUES (%(id)s, %(roles)s, %(capacity)s, clock_timestamp() + make_interval(secs => %(ttl_s)s))
+    ON CONFLICT (id) DO UPDATE
+    SET roles = excluded.roles, capacity = excluded.capacity, expires_at = excluded.expires_at
+"""
+
+HELD: Final = "SELECT id, attempt, stop_requested FROM runs WHERE owner = %(id)s AND status = 'streaming' ORDER BY id"
+
+LEAVE: Final = "DELETE FROM workers WHERE id = %(id)s"
+
+FORGET_WORKERS: Final = """
+    DELETE FROM workers WHERE id IN (
+        SELECT id FROM workers WHERE expires_at < clock_timestamp() - interval '1 hour' FOR UPDATE SKIP LOCKED
+    )
+"""
+
+REAP: Final = statement("""
+    WITH lost AS (
+        SELECT r.id, clock_timestamp() AS at,
+            CASE WHEN r.stop_requested THEN 'stopped' WHEN r.has_text THEN 'failed' ELSE 'queued' END AS becomes
+        FROM runs r LEFT JOIN workers w ON w.id = r.owner AND w.expires_at > clock_timestamp()
+        WHERE r.status = 'streaming' AND w.id IS NULL
+        ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
+    ), moved AS (
+        UPDATE runs r SET
+            status = lost.becomes,
+            owner = CASE lost.becomes WHEN 'queued' THEN NULL ELSE r.owner END,
+            started_at = CASE lost.becomes WHEN 'queued' THEN NULL ELSE r.started_at END,
+            attempt = CASE lost.becomes WHEN 'queued' THEN r.attempt ELSE r.attempt + 1 END,
+            last_seq = CASE lost.becomes WHEN 'queued' THEN r.last_seq ELSE r.last_seq + 1 END,
+            ended_at = CASE lost.becomes WHEN 'queued' THEN NULL ELSE lost.at END,
+            finish_reason = CASE lost.becomes WHEN 'stopped' THEN 'stopped' END,
+            error_code = CASE lost.becomes WHEN 'failed' THEN %(error_code)s END,
+            error_message = CASE lost.becomes WHEN 'failed' THEN %(error_message)s END
+        FROM lost WHERE r.id = lost.id
+        RETURNING {run:r}
+    ), message AS (
+        UPDATE messages SET status = moved.status, finish_reason = moved.finish_reason, error_code = moved.error_code,
+            tokens = CASE moved.status WHEN 'queued' THEN NULL ELSE moved.output_tokens END
+        FROM moved WHERE messages.id = moved.message_id
+    ), conversation AS (
+        UPDATE conversations SET updated_at = greatest(updated_at, moved.ended_at)
+        FROM moved WHERE conversations.id = moved.conversation_id AND moved.status <> 'queued'
+    )
+    SELECT moved.*, CASE moved.status WHEN 'queued' THEN pg_notify('chatsvc',
+        json_build_object('kind', 'queued', 'response_id', moved.id, 'model', moved.model)::text) END
+    FROM moved ORDER BY moved.created_at, moved.id
+""")

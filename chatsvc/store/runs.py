@@ -1,0 +1,155 @@
+"""Runs, from queued to their one end.
+
+L5: every change of a run's status is one statement that names the status, and where it has one the attempt, that the
+caller believes in. Postgres lets one of any number of racing statements find them so; the others change nothing. The
+message's status is written by the same statement, so the two never differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from chatsvc.errors import NotFound
+from chatsvc.events import clean_text
+from chatsvc.run import Checkpoint, Outcome, Run
+from chatsvc.store import run_statements as sql
+from chatsvc.store import submit
+from chatsvc.store.pool import Database
+from chatsvc.store.records import Regeneration, SettledReply, Submission, Submitted, run_of
+
+_NO_RESPONSE: Final = "There is no such response."
+
+
+class Runs:
+    """See the module's docstring."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def submit(self, submission: Submission) -> Submitted:
+        """Write a user message, its answer (empty, queued) and the run, and make the answer the head.
+
+        The same ``client_msg_id`` again gives the run that it made, ``created`` False (L8). Raises, with nothing
+        written: ``IdempotencyMismatch``; ``NotFound`` for the conversation; ``UnknownParent``; ``ConversationBusy``
+        with ``response_id`` and ``stop_requested``; ``TooManyReplies`` with ``open``.
+        """
+        return await self._db.transaction(lambda connection: submit.submit(connection, submission))
+
+    async def regenerate(self, regeneration: Regeneration) -> Submitted:
+        """Write one more answer to a user message and its run, and make it the head.
+
+        Raises as ``submit`` does; ``NotFound`` for the message, ``UnknownParent`` when it is not a user's.
+        """
+        return await self._db.transaction(lambda connection: submit.regenerate(connection, regeneration))
+
+    async def replay(self, user_id: str, client_msg_id: str, request_hash: bytes) -> Submitted | None:
+        """What ``submit`` would say to an id that came before, else None. Raises ``IdempotencyMismatch``."""
+        params = {"user_id": user_id, "client_msg_id": clean_text(client_msg_id), "request_hash": request_hash}
+        return await self._db.transaction(lambda connection: submit.replay(connection, params))
+
+    async def get(self, user_id: str, response_id: str) -> Run:
+        """Raises ``NotFound``."""
+        return await self._one(sql.GET, {"user_id": user_id, "id": response_id})
+
+    async def reply(self, response_id: str) -> SettledReply:
+        """The run and its text: the last checkpoint's while it runs, the final one after. Whose it is, is not asked.
+
+        Raises ``NotFound``.
+        """
+        rows = await self._db.query(sql.REPLY, {"id": response_id})
+        if not rows:
+            raise NotFound(_NO_RESPONSE)
+        run = run_of(rows[0])
+        return SettledReply(run=run, text=rows[0]["content"], text_seq=run.last_seq)
+
+    async def open_runs(self, user_id: str) -> list[Run]:
+        """The user's runs that have not ended, oldest first."""
+        return await self._many(sql.OPEN, {"user_id": user_id})
+
+    async def queued(self, *, limit: int = 1000) -> list[Run]:
+        """All users' waiting runs, oldest first."""
+        return await self._many(sql.QUEUED, {"limit": limit})
+
+    async def positions(self) -> dict[str, int]:
+        """Every waiting run's place among those of its model, 1 for the oldest."""
+        rows = await self._db.query(sql.POSITIONS)
+        return {row["id"]: row["position"] for row in rows}
+
+    async def claim(self, run_ids: Sequence[str], owner: str) -> list[Run]:
+        """Take waiting runs for a worker: streaming, ``attempt`` one higher. Those no longer waiting are left out."""
+        order = {run_id: place for place, run_id in enumerate(run_ids)}
+        claimed = await self._many(sql.CLAIM, {"ids": list(run_ids), "owner": owner})
+        return sorted(claimed, key=lambda run: order[run.id])
+
+    async def holds(self, run_id: str, attempt: int) -> bool:
+        """Whether the run is still streaming in this attempt."""
+        return bool(await self._db.query(sql.HOLDS, {"id": run_id, "attempt": attempt}))
+
+    async def checkpoint(self, batch: Sequence[Checkpoint]) -> set[str]:
+        """Save the text so far of many runs in one statement. Returns those still held in the attempt that is given."""
+        params = {
+            "ids": [checkpoint.run_id for checkpoint in batch],
+            "attempts": [checkpoint.attempt for checkpoint in batch],
+            "seqs": [checkpoint.seq for checkpoint in batch],
+            "texts": [clean_text(checkpoint.text) for checkpoint in batch],
+            "prompts": [checkpoint.usage.prompt_tokens for checkpoint in batch],
+            "cached": [checkpoint.usage.cached_tokens for checkpoint in batch],
+            "outputs": [checkpoint.usage.output_tokens for checkpoint in batch],
+        }
+        return {row["id"] for row in await self._db.query(sql.CHECKPOINT, params)}
+
+    async def finish(self, run_id: str, attempt: int, outcome: Outcome) -> bool:
+        """End a run that is streaming in this attempt (L5). False: it was not, and nothing was changed.
+
+        Saying the same end again gives True again, so a caller that lost the answer may ask anew: only the holder of an
+        attempt can have ended the run in it, since everybody else raises ``attempt`` in doing so.
+        """
+        rows = await self._db.query(sql.FINISH, _end(run_id, outcome) | {"attempt": attempt})
+        return bool(rows[0]["won"])
+
+    async def finish_queued(self, run_id: str, outcome: Outcome) -> Run | None:
+        """End a run that is still waiting; ``attempt`` one higher. None: it was not, and nothing was changed."""
+        rows = await self._db.query(sql.FINISH_QUEUED, _end(run_id, outcome))
+        return run_of(rows[0]) if rows else None
+
+    async def requeue(self, run_id: str, attempt: int) -> bool:
+        """Put a run of this attempt back into the queue, if no text of it was saved and nobody wants it stopped (L6).
+
+        Saying so again gives True again until somebody claims it.
+        """
+        rows = await self._db.query(sql.REQUEUE, {"id": run_id, "attempt": attempt})
+        return bool(rows[0]["won"])
+
+    async def request_stop(self, user_id: str, response_id: str) -> Run:
+        """Have a run stopped: a waiting one has ended when this returns, a streaming one's worker is told.
+
+        Returns the run as it is now; one that had ended is unchanged. Raises ``NotFound``.
+        """
+        params = {"user_id": user_id, "id": response_id}
+        changed = await self._db.query(sql.REQUEST_STOP, params)
+        return run_of(changed[0]) if changed else await self._one(sql.GET, params)
+
+    async def _many(self, query: str, params: dict[str, Any]) -> list[Run]:
+        return list(map(run_of, await self._db.query(query, params)))
+
+    async def _one(self, query: str, params: dict[str, Any]) -> Run:
+        rows = await self._db.query(query, params)
+        if not rows:
+            raise NotFound(_NO_RESPONSE)
+        return run_of(rows[0])
+
+
+def _end(run_id: str, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "id": run_id,
+        "status": outcome.status,
+        "text": clean_text(outcome.text),
+        "last_seq": outcome.last_seq,
+        "finish_reason": outcome.finish_reason,
+        "error_code": outcome.error_code,
+        "error_message": None if outcome.error_message is None else clean_text(outcome.error_message),
+        "prompt_tokens": outcome.usage.prompt_tokens,
+        "cached_tokens": outcome.usage.cached_tokens,
+        "output_tokens": outcome.usage.output_tokens,
+    }

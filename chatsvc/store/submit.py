@@ -1,0 +1,163 @@
+"""Starting a run: one transaction, in which everything is checked before anything is written (L8).
+
+    lock the user ─▶ came before? ─▶ whose conversation ─▶ parent ─▶ branch busy? ─▶ too many open? ─▶ rows
+
+The user's row is the lock: of many racing requests of one user the first one writes, and the others see what it wrote.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from chatsvc.conversation import Role
+from chatsvc.errors import ConversationBusy, IdempotencyMismatch, NotFound, TooManyReplies, UnknownParent
+from chatsvc.events import clean_text
+from chatsvc.run import RunStatus
+from chatsvc.store.pool import Connection, fetch
+from chatsvc.store.records import Regeneration, Submission, Submitted, run_of, statement
+from chatsvc.store.users import TOUCH
+
+_KNOWN: Final = statement("""
+    SELECT {run:r}, r.request_hash FROM runs r WHERE r.user_id = %(user_id)s AND r.client_msg_id = %(client_msg_id)s
+""")
+_LOCK_CONVERSATION: Final = """
+    SELECT 1 FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
+"""
+_PARENT: Final = """
+    SELECT m.role, m.status, m.response_id, m.created_at, r.stop_requested
+    FROM messages m LEFT JOIN runs r ON r.id = m.response_id
+    WHERE m.id = %(parent_id)s AND m.conversation_id = %(conversation_id)s
+"""
+_ASKED: Final = """
+    SELECT conversation_id, role, created_at FROM messages WHERE id = %(user_message_id)s AND user_id = %(user_id)s
+"""
+_OPEN: Final = """
+    SELECT id FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming') ORDER BY created_at, id
+"""
+# Times are read after the locks were had, and are never before the parent's: a child is younger than its parent.
+_WRITE: Final = statement("""
+    WITH moment AS MATERIALIZED (
+        SELECT greatest(clock_timestamp(), %(after)s::timestamptz + interval '1 microsecond') AS at
+    ), asked AS (
+        INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, tokens, created_at)
+        SELECT %(user_message_id)s, %(user_id)s, %(conversation_id)s, %(parent_id)s, 'user', %(content)s, 'complete',
+            %(user_tokens)s, at
+        FROM moment WHERE %(content)s::text IS NOT NULL
+    ), answer AS (
+        INSERT INTO messages
+            (id, user_id, conversation_id, parent_id, role, content, status, model, response_id, created_at)
+        SELECT %(message_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, 'assistant', '', 'queued',
+            %(model)s, %(response_id)s, at + interval '1 microsecond'
+        FROM moment
+    ), head AS (
+        UPDATE conversations SET head_message_id = %(message_id)s, updated_at = greatest(updated_at, at)
+        FROM moment WHERE id = %(conversation_id)s
+    ), run AS (
+        INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
+            model, tier, status, max_tokens, temperature, background, created_at)
+        SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
+            %(client_msg_id)s, %(request_hash)s, %(model)s, %(tier)s, 'queued', %(max_tokens)s, %(temperature)s,
+            %(background)s, at
+        FROM moment RETURNING {run:r}
+    )
+    SELECT run.*, pg_notify('chatsvc',
+        json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model)::text)
+    FROM run
+""")
+
+
+async def submit(connection: Connection, submission: Submission) -> Submitted:
+    """Write a user message, its answer and the run. For what is raised see ``Runs.submit``."""
+    params = _params(submission) | {
+        "content": clean_text(submission.content),
+        "parent_id": submission.parent_id,
+        "user_tokens": submission.user_tokens,
+        "conversation_id": submission.conversation_id,
+    }
+    await fetch(connection, TOUCH, params)
+    if known := await replay(connection, params):
+        return known
+    if not await fetch(connection, _LOCK_CONVERSATION, params):
+        raise NotFound("There is no such conversation.")
+    after = await _parent_time(connection, params) if submission.parent_id is not None else None
+    await _refuse_too_many(connection, params)
+    return await _write(connection, params | {"after": after})
+
+
+async def regenerate(connection: Connection, regeneration: Regeneration) -> Submitted:
+    """Write one more answer to a user message and its run. For what is raised see ``Runs.regenerate``."""
+    params = _params(regeneration) | {"content": None, "parent_id": None, "user_tokens": None}
+    await fetch(connection, TOUCH, params)
+    if known := await replay(connection, params):
+        return known
+    asked = await fetch(connection, _ASKED, params)
+    if not asked:
+        raise NotFound("There is no such message.")
+    if asked[0]["role"] != Role.USER:
+        raise UnknownParent("Only a user's message can be answered again.", field="message_id")
+    params["conversation_id"] = asked[0]["conversation_id"]
+    if not await fetch(connection, _LOCK_CONVERSATION, params):
+        raise NotFound("There is no such message.")
+    await _refuse_too_many(connection, params)
+    return await _write(connection, params | {"after": asked[0]["created_at"]})
+
+
+async def replay(connection: Connection, params: dict[str, Any]) -> Submitted | None:
+    """What an earlier request with this ``user_id`` and ``client_msg_id`` made. Raises ``IdempotencyMismatch``."""
+    rows = await fetch(connection, _KNOWN, params)
+    if not rows:
+        return None
+    if rows[0]["request_hash"] != params["request_hash"]:
+        raise IdempotencyMismatch("This client_msg_id was used for a different request.", field="client_msg_id")
+    return Submitted(run_of(rows[0]), created=False)
+
+
+async def _parent_time(connection: Connection, params: dict[str, Any]) -> datetime:
+    """When the parent was made, if it can be answered to."""
+    rows = await fetch(connection, _PARENT, params)
+    if not rows or rows[0]["role"] not in (Role.ASSISTANT, Role.SYSTEM):
+        raise UnknownParent(
+            "The parent must be an assistant's or a system message of this conversation.", field="parent_id"
+        )
+    parent = rows[0]
+    if not RunStatus(parent["status"]).ended:
+        raise ConversationBusy(
+            "A reply is still running on this branch. Wait for its end, or stop it.",
+            response_id=parent["response_id"],
+            stop_requested=bool(parent["stop_requested"]),
+        )
+    at: datetime = parent["created_at"]
+    return at
+
+
+async def _refuse_too_many(connection: Connection, params: dict[str, Any]) -> None:
+    rows = await fetch(connection, _OPEN, params)
+    if len(rows) >= params["max_open"]:
+        raise TooManyReplies(
+            f"{len(rows)} replies are open, and {params['max_open']} are allowed. Wait for one, or stop one.",
+            open=[row["id"] for row in rows],
+        )
+
+
+async def _write(connection: Connection, params: dict[str, Any]) -> Submitted:
+    return Submitted(run_of((await fetch(connection, _WRITE, params))[0]), created=True)
+
+
+def _params(request: Submission | Regeneration) -> dict[str, Any]:
+    """What both kinds have in common."""
+    return {
+        **msgspec.structs.asdict(request.principal),
+        "client_msg_id": clean_text(request.client_msg_id),
+        "request_hash": request.request_hash,
+        "model": clean_text(request.model),
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "background": request.background,
+        "max_open": request.max_open,
+        "user_message_id": request.user_message_id,
+        "message_id": request.message_id,
+        "response_id": request.response_id,
+    }
