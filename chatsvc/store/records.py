@@ -143,13 +143,13 @@ _COLUMNS: Final = {
 }
 
 
-def statement(text: str) -> str:
-    """SQL with ``{run:r}``, ``{message:m}``, ``{conversation:c}`` replaced by that record's columns."""
+def statement(*parts: str) -> str:
+    """The parts as one SQL text, with ``{run:r}``, ``{message:m}``, ``{conversation:c}`` replaced by that record's columns."""
 
     def columns(match: re.Match[str]) -> str:
         return ", ".join(f"{match[2]}.{name}" for name in _COLUMNS[match[1]])
 
-    return re.sub(r"\{(\w+):(\w+)\}", columns, text)
+    return re.sub(r"\{(\w+):(\w+)\}", columns, "\n".join(parts))
 
 
 def conversation_of(row: dict[str, Any]) -> Conversation:

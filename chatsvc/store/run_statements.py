@@ -87,19 +87,22 @@ _END: Final = """
 
 # The second EXISTS: this very end was written before, and the answer to that was lost.
 FINISH: Final = statement(
-    _END  # noqa: S608 - all parts are constants of this file
-    + "WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming'"
-    + _ENDED
-    + """
+    _END,
+    "WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming'",
+    _ENDED,
+    """
     SELECT EXISTS (SELECT 1 FROM ended) OR EXISTS (
         SELECT 1 FROM runs WHERE id = %(id)s AND attempt = %(attempt)s AND status = %(status)s
             AND last_seq = %(last_seq)s AND ended_at IS NOT NULL
     ) AS won
-    """
+    """,
 )
 
-FINISH_QUEUED: Final = statement(  # noqa: S608
-    _END + ", attempt = r.attempt + 1 WHERE r.id = %(id)s AND r.status = 'queued'" + _ENDED + "SELECT * FROM ended"
+FINISH_QUEUED: Final = statement(
+    _END,
+    ", attempt = r.attempt + 1 WHERE r.id = %(id)s AND r.status = 'queued'",
+    _ENDED,
+    "SELECT * FROM ended",
 )
 
 REQUEUE: Final = """
