@@ -17,7 +17,7 @@ export interface Siblings {
 }
 
 const older = (a: Message, b: Message): number =>
-  a.created_at < b.created_at ? -1 : a.created_at > b.created_at ? 1 : a.id < b.id ? -1 : 1;
+  Date.parse(a.created_at) - Date.parse(b.created_at) || (a.id < b.id ? -1 : 1);
 
 /** Index the messages. A message whose parent is not among them counts as a root, so that nothing is hidden. */
 export function plant(messages: Iterable<Message>): Tree {

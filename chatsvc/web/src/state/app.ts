@@ -1,0 +1,133 @@
+// Everything the page holds, put together in one place and handed to the views.
+
+import { effect, signal, type Signal } from "@preact/signals";
+import { Client } from "../api/client.ts";
+import type { ConversationRow, Me } from "../api/types.ts";
+import { Markdown } from "../text/markdown.ts";
+import { Sanitiser } from "../text/sanitise.ts";
+import { browserSurroundings } from "./browser.ts";
+import { Chats } from "./chats.ts";
+import { Drafts, openStorage } from "./drafts.ts";
+import { Notices } from "./notices.ts";
+import { Pulse } from "./pulse.ts";
+import { Router } from "./router.ts";
+import { applyTheme, nextTheme, readTheme, THEME_KEY, type Theme } from "./theme.ts";
+import { Thread } from "./thread.ts";
+
+export class App {
+  readonly client: Client;
+  readonly chats: Chats;
+  readonly drafts: Drafts;
+  readonly notices = new Notices();
+  readonly router: Router;
+  readonly markdown = new Markdown();
+  readonly sanitiser: Sanitiser;
+  readonly pulse: Pulse;
+  readonly thread: Signal<Thread>;
+  readonly me: Signal<Me | null> = signal(null);
+  readonly theme: Signal<Theme>;
+  /** The sidebar on narrow screens. */
+  readonly drawer: Signal<boolean> = signal(false);
+  private readonly surroundings;
+  private readonly storage: Storage | null;
+
+  constructor(private readonly window: Window & typeof globalThis) {
+    this.storage = openStorage(window);
+    this.client = new Client(window.document.baseURI);
+    this.chats = new Chats(this.client);
+    this.drafts = new Drafts(this.storage);
+    this.router = new Router(window.document.baseURI, window);
+    this.sanitiser = new Sanitiser(window);
+    this.surroundings = browserSurroundings(window);
+    this.theme = signal(readTheme(this.storage));
+    this.thread = signal(this.makeThread(this.router.conversation.peek()));
+    this.pulse = new Pulse(window, () => this.catchUp());
+  }
+
+  start(): void {
+    effect(() => this.show(this.router.conversation.value));
+    effect(() => {
+      this.window.document.title = this.thread.value.title.value ?? "Chat";
+    });
+    void this.thread.peek().load();
+    this.fetchMoreChats();
+    void this.attempt(async () => {
+      this.me.value = await this.client.me();
+    });
+    this.pulse.now();
+  }
+
+  /** Do what a person asked for. A refusal becomes a notice; success is told to the other windows. True when it went well. */
+  readonly act = async (action: () => Promise<unknown>, retry?: () => void): Promise<boolean> => {
+    this.notices.clear();
+    const done = await this.attempt(action, retry);
+    if (done) this.pulse.tell();
+    return done;
+  };
+
+  private async attempt(action: () => Promise<unknown>, retry?: () => void): Promise<boolean> {
+    try {
+      await action();
+      return true;
+    } catch (error) {
+      this.notices.report(error, retry);
+      return false;
+    }
+  }
+
+  readonly fetchMoreChats = (): void => void this.attempt(() => this.chats.loadMore());
+
+  newChat(): void {
+    this.drawer.value = false;
+    if (this.thread.peek().id.peek() === null) return;
+    this.router.go(null);
+  }
+
+  cycleTheme(): void {
+    const theme = nextTheme(this.theme.value);
+    this.theme.value = theme;
+    applyTheme(this.window.document.documentElement, theme);
+    if (theme === "system") this.storage?.removeItem(THEME_KEY);
+    else this.storage?.setItem(THEME_KEY, theme);
+  }
+
+  async deleteChat(id: string): Promise<void> {
+    await this.chats.remove(id);
+    this.drafts.set(id, "");
+    if (this.thread.peek().id.peek() === id) this.router.go(null, "replace");
+  }
+
+  private show(id: string | null): void {
+    const current = this.thread.peek();
+    if (current.id.peek() === id) return;
+    current.dispose();
+    this.notices.clear();
+    const thread = this.makeThread(id);
+    this.thread.value = thread;
+    void thread.load();
+  }
+
+  private makeThread(id: string | null): Thread {
+    const thread = new Thread(id, {
+      client: this.client,
+      surroundings: this.surroundings,
+      wait: (ms) => new Promise((resolve) => this.window.setTimeout(resolve, ms)),
+      onChange: (row) => this.changed(thread, row),
+    });
+    return thread;
+  }
+
+  private changed(thread: Thread, row: ConversationRow): void {
+    this.chats.put(row);
+    // The first message of a new chat has given it an id; the address follows, unless the reader has moved on.
+    if (this.thread.peek() === thread && this.router.conversation.peek() === null) this.router.go(row.id);
+  }
+
+  private async catchUp(): Promise<void> {
+    await this.chats.refresh();
+    const thread = this.thread.peek();
+    const row = this.chats.find(thread.id.peek());
+    if (row) await thread.sync(row);
+    else if (thread.state.peek() === "failed") await thread.load();
+  }
+}

@@ -1,0 +1,62 @@
+// What the page says when something did not work: one calm sentence with what to do, until it is dismissed or outdated.
+
+import { signal, type Signal } from "@preact/signals";
+import { ApiError } from "../api/client.ts";
+
+export interface Notice {
+  readonly text: string;
+  readonly action?: { readonly label: string; run(): void };
+}
+
+type Advice = (error: ApiError) => string;
+
+const kept = "Your text is kept.";
+const inSeconds = (error: ApiError): string =>
+  error.retryAfter === null ? "in a moment" : `in ${Math.max(1, Math.ceil(error.retryAfter))} s`;
+
+const ADVICE: Record<string, Advice> = {
+  unreachable: () => `The server cannot be reached. ${kept}`,
+  not_authenticated: () => `You are signed out. Reload the page to sign in again. ${kept}`,
+  too_many_replies: (error) => {
+    const open = Array.isArray(error.extra["open"]) ? error.extra["open"].length : null;
+    const count = open === null ? "As many replies as allowed" : open === 1 ? "One reply" : `${open} replies`;
+    return `${count} of yours ${open === 1 ? "is" : "are"} still running. Wait for one to end or stop one, then send again.`;
+  },
+  conversation_busy: () => `A reply is still running here. Send again when it has ended, or stop it first. ${kept}`,
+  payload_too_large: () => "This message is too large to send. Shorten it, please.",
+  not_found: () => "This conversation does not exist any more.",
+};
+
+const BY_STATUS: Record<number, Advice> = {
+  429: (error) => `You have reached a limit: ${error.message} Try again ${inSeconds(error)}.`,
+  502: (error) => `The service cannot be reached just now. Try again ${inSeconds(error)}. ${kept}`,
+  503: (error) => `The service cannot take messages just now. Try again ${inSeconds(error)}. ${kept}`,
+  504: (error) => `The service takes too long to answer. Try again ${inSeconds(error)}. ${kept}`,
+};
+
+/** One sentence or two for a person. */
+export function explain(error: ApiError): string {
+  const advice = ADVICE[error.code] ?? BY_STATUS[error.status];
+  return advice ? advice(error) : error.message;
+}
+
+export class Notices {
+  readonly current: Signal<Notice | null> = signal(null);
+
+  show(notice: Notice): void {
+    this.current.value = notice;
+  }
+
+  clear(): void {
+    this.current.value = null;
+  }
+
+  /** Show a failed call. Anything but an ApiError is a fault of this page and is thrown on. */
+  report(error: unknown, retry?: () => void): void {
+    if (!(error instanceof ApiError)) throw error;
+    const text = explain(error);
+    if (error.code === "not_authenticated") this.show({ text, action: { label: "Reload", run: () => location.reload() } });
+    else if (error.retryable && retry) this.show({ text, action: { label: "Try again", run: retry } });
+    else this.show({ text });
+  }
+}

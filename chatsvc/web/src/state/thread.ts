@@ -1,0 +1,257 @@
+// The open conversation: its tree, the branch on the screen, and what a person can do with it.
+
+import { computed, signal, type ReadonlySignal, type Signal } from "@preact/signals";
+import { ApiError, type Client } from "../api/client.ts";
+import { clientMessageId } from "../api/ids.ts";
+import { patiently, type Wait } from "../api/patience.ts";
+import { isRunning, type Accepted, type Conversation, type ConversationRow, type Message } from "../api/types.ts";
+import type { Failure, Reply } from "../stream/reducer.ts";
+import { branchTo, headOrNewest, leafUnder, plant, siblingsOf, type Siblings, type Tree } from "../tree/branch.ts";
+import { LiveReplies, type LiveSurroundings } from "./replies.ts";
+
+export type ThreadState = "new" | "loading" | "ready" | "missing" | "failed";
+
+export interface ThreadOptions {
+  readonly client: Client;
+  readonly surroundings: LiveSurroundings;
+  readonly wait: Wait;
+  /** The conversation came into being, or something in it changed by our doing. */
+  onChange(row: ConversationRow): void;
+}
+
+/** A message on its way to the server. */
+export interface Pending {
+  readonly content: string;
+  readonly parent: string | null;
+  readonly clientId: string;
+}
+
+export class Thread {
+  /** Names this object, also before the conversation has an id. */
+  readonly key = clientMessageId();
+  readonly id: Signal<string | null>;
+  readonly state: Signal<ThreadState>;
+  readonly title: Signal<string | null> = signal(null);
+  readonly pending: Signal<Pending | null> = signal(null);
+  /** The message being reworded, and its new text so far. */
+  readonly editing: Signal<{ readonly id: string; readonly text: string } | null> = signal(null);
+  /** Response that was asked to stop and has not ended yet. */
+  readonly stopping: Signal<string | null> = signal(null);
+  readonly failures: Signal<ReadonlyMap<string, Failure>> = signal(new Map());
+  readonly replies: LiveReplies;
+  private readonly messages: Signal<ReadonlyMap<string, Message>> = signal(new Map());
+  private readonly head: Signal<string | null> = signal(null);
+  private readonly chosen = new Map<string | null, string>();
+  private updatedAt = "";
+  private busy = 0;
+  private stale = false;
+  private unsent: Pending | null = null;
+
+  readonly tree: ReadonlySignal<Tree> = computed(() => plant(this.messages.value.values()));
+  readonly branch: ReadonlySignal<readonly Message[]> = computed(() =>
+    branchTo(this.tree.value, headOrNewest(this.tree.value, this.head.value)),
+  );
+  /** The reply that is running at the end of the branch. */
+  readonly running: ReadonlySignal<Message | null> = computed(() => {
+    const last = this.branch.value.at(-1);
+    return last && isRunning(last) ? last : null;
+  });
+
+  constructor(
+    id: string | null,
+    private readonly options: ThreadOptions,
+  ) {
+    this.id = signal(id);
+    this.state = signal(id === null ? "new" : "loading");
+    this.replies = new LiveReplies(this.branch, {
+      client: options.client,
+      surroundings: options.surroundings,
+      onEnd: (message, reply) => this.finish(message, reply),
+      refetch: () => this.load(),
+    });
+  }
+
+  dispose(): void {
+    this.replies.dispose();
+  }
+
+  siblings(message: Message): Siblings {
+    return siblingsOf(this.tree.value, message);
+  }
+
+  /** Fetch the whole conversation. Failures end up in `state`, unless there is something to show already. */
+  async load(): Promise<void> {
+    const id = this.id.value;
+    if (id === null) return;
+    try {
+      this.take(await this.options.client.conversation(id));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (error.status === 404) this.state.value = "missing";
+      else if (this.state.value !== "ready") this.state.value = "failed";
+    }
+  }
+
+  /** Fetch again when the list says that the conversation has changed since. */
+  async sync(row: ConversationRow): Promise<void> {
+    if (row.id !== this.id.value) return;
+    this.title.value = row.title;
+    if (row.updated_at === this.updatedAt || this.state.value === "loading") return;
+    if (this.busy > 0) this.stale = true;
+    else await this.load();
+  }
+
+  /** Send a message to the end of the branch. Rejects with ApiError; the same text sent again is the same message. */
+  send(content: string): Promise<void> {
+    return this.post(content, this.branch.value.at(-1)?.id ?? null);
+  }
+
+  /** Send another wording of a message: a sibling. */
+  edit(message: Message, content: string): Promise<void> {
+    return this.post(content, message.parent_id);
+  }
+
+  /** Have a user message answered again: a sibling of its answer. */
+  async regenerate(userMessageId: string): Promise<void> {
+    const clientId = clientMessageId();
+    await this.exclusively(async () => {
+      const accepted = await patiently(() => this.options.client.answerAgain(userMessageId, clientId), this.options.wait);
+      this.adopt([replyOf(accepted, userMessageId)], accepted.message_id);
+    });
+  }
+
+  async stop(): Promise<void> {
+    const response = this.running.value?.response_id;
+    if (!response || this.stopping.value === response) return;
+    this.stopping.value = response;
+    try {
+      await patiently(() => this.options.client.stop(response), this.options.wait);
+    } catch (error) {
+      this.stopping.value = null;
+      throw error;
+    }
+  }
+
+  /** Show the branch through `messageId`, and let the server remember it. */
+  async choose(messageId: string): Promise<void> {
+    const id = this.id.value;
+    const message = this.messages.value.get(messageId);
+    if (id === null || !message) return;
+    this.chosen.set(message.parent_id, messageId);
+    const leaf = leafUnder(this.tree.value, messageId, this.chosen);
+    this.head.value = leaf;
+    await this.exclusively(async () => {
+      this.noteRow(await this.options.client.changeConversation(id, { head_message_id: leaf }));
+    });
+  }
+
+  private async post(content: string, parent: string | null): Promise<void> {
+    const same = this.unsent?.content === content && this.unsent.parent === parent;
+    const pending = same && this.unsent ? this.unsent : { content, parent, clientId: clientMessageId() };
+    this.pending.value = pending;
+    this.unsent = pending;
+    try {
+      await this.exclusively(async () => {
+        const id = this.id.value ?? (await this.create());
+        const body = { content, parent_id: parent, client_msg_id: pending.clientId };
+        const accepted = await patiently(() => this.options.client.send(id, body), this.options.wait);
+        this.unsent = null;
+        const user = userMessage(accepted, content, parent);
+        this.adopt([user, replyOf(accepted, user.id)], accepted.message_id);
+      });
+    } finally {
+      this.pending.value = null;
+    }
+  }
+
+  private async create(): Promise<string> {
+    const conversation = await this.options.client.createConversation();
+    this.id.value = conversation.id;
+    this.state.value = "ready";
+    this.noteRow(conversation);
+    return conversation.id;
+  }
+
+  /** While a call of ours is on its way, news from elsewhere wait: they would show what we are about to add twice. */
+  private async exclusively(work: () => Promise<void>): Promise<void> {
+    this.busy += 1;
+    try {
+      await work();
+    } finally {
+      this.busy -= 1;
+      if (this.busy === 0 && this.stale) {
+        this.stale = false;
+        void this.load();
+      }
+    }
+  }
+
+  private take(conversation: Conversation): void {
+    this.noteRow(conversation);
+    const next = new Map<string, Message>();
+    for (const message of conversation.messages) next.set(message.id, this.newest(message));
+    this.messages.value = next;
+    this.head.value = conversation.head_message_id;
+    this.state.value = "ready";
+  }
+
+  /** An answer that was under way when its reply ended must not bring the running reply back. */
+  private newest(incoming: Message): Message {
+    const known = this.messages.peek().get(incoming.id);
+    const outdated = known !== undefined && known.response_id === incoming.response_id && !isRunning(known) && isRunning(incoming);
+    return outdated ? known : incoming;
+  }
+
+  private noteRow({ id, title, pinned, head_message_id, created_at, updated_at }: ConversationRow): void {
+    this.updatedAt = updated_at;
+    this.title.value = title;
+    this.options.onChange({ id, title, pinned, head_message_id, created_at, updated_at });
+  }
+
+  private adopt(added: readonly Message[], head: string): void {
+    const next = new Map(this.messages.value);
+    for (const message of added) if (!next.has(message.id)) next.set(message.id, message);
+    this.messages.value = next;
+    this.head.value = head;
+  }
+
+  private finish(message: Message, reply: Reply): void {
+    if (this.stopping.value === message.response_id) this.stopping.value = null;
+    if (reply.failure) this.failures.value = new Map(this.failures.value).set(message.id, reply.failure);
+    const ended: Message = {
+      ...(this.messages.peek().get(message.id) ?? message),
+      content: reply.text,
+      status: reply.phase === "failed" ? "failed" : reply.phase === "stopped" ? "stopped" : "complete",
+      model: reply.model ?? message.model,
+      finish_reason: reply.finishReason,
+      tokens: reply.outputTokens,
+      error_code: reply.failure?.code ?? null,
+    };
+    this.messages.value = new Map(this.messages.value).set(message.id, ended);
+  }
+}
+
+const madeHere = (): Pick<Message, "created_at" | "finish_reason" | "tokens" | "model"> => ({
+  created_at: new Date().toISOString(),
+  finish_reason: null,
+  tokens: null,
+  model: null,
+});
+
+function userMessage(accepted: Accepted, content: string, parent: string | null): Message {
+  return { ...madeHere(), id: accepted.user_message_id, parent_id: parent, role: "user", content, status: "complete", response_id: null };
+}
+
+function replyOf(accepted: Accepted, userMessageId: string): Message {
+  return {
+    ...madeHere(),
+    id: accepted.message_id,
+    parent_id: userMessageId,
+    role: "assistant",
+    content: "",
+    // A repeated POST may answer for a reply that has ended meanwhile; its stream tells the end.
+    status: accepted.status === "queued" ? "queued" : "streaming",
+    response_id: accepted.response_id,
+    stream_url: accepted.stream_url,
+  };
+}

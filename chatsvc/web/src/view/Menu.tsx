@@ -1,0 +1,64 @@
+// A small menu behind a button, in the browser's top layer: it is never cut off, and closes on Esc or a click elsewhere.
+
+import { useId, useRef } from "preact/hooks";
+import { Icon, IconButton, type IconName } from "./Icon.tsx";
+
+export interface MenuItem {
+  label: string;
+  icon: IconName;
+  danger?: boolean;
+  run(): void;
+}
+
+const STEPS: Record<string, (index: number, count: number) => number> = {
+  ArrowDown: (index, count) => (index + 1) % count,
+  ArrowUp: (index, count) => (index - 1 + count) % count,
+  Home: () => 0,
+  End: (_, count) => count - 1,
+};
+
+export function Menu({ label, items }: { label: string; items: readonly MenuItem[] }) {
+  const id = useId();
+  const popup = useRef<HTMLDivElement>(null);
+  const buttons = (): HTMLButtonElement[] => [...(popup.current?.querySelectorAll("button") ?? [])];
+  const open = (event: MouseEvent): void => {
+    const element = popup.current;
+    if (!element || !(event.currentTarget instanceof HTMLElement)) return;
+    const place = event.currentTarget.getBoundingClientRect();
+    element.showPopover();
+    const below = place.bottom + element.offsetHeight < window.innerHeight;
+    element.style.top = `${below ? place.bottom + 4 : place.top - element.offsetHeight - 4}px`;
+    element.style.left = `${Math.max(8, Math.min(place.left, window.innerWidth - element.offsetWidth - 8))}px`;
+    buttons()[0]?.focus();
+  };
+  const onKeyDown = (event: KeyboardEvent): void => {
+    event.stopPropagation();
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const all = buttons();
+    all[step(all.indexOf(document.activeElement as HTMLButtonElement), all.length)]?.focus();
+  };
+  return (
+    <>
+      <IconButton class="menu-button" icon="more" label={label} onClick={open} />
+      <div id={id} ref={popup} class="menu" popover="auto" role="menu" aria-label={label} onKeyDown={onKeyDown}>
+        {items.map((item) => (
+          <button
+            key={item.label}
+            type="button"
+            role="menuitem"
+            class={item.danger ? "is-danger" : ""}
+            onClick={() => {
+              popup.current?.hidePopover();
+              item.run();
+            }}
+          >
+            <Icon name={item.icon} />
+            {item.label}
+          </button>
+        ))}
+      </div>
+    </>
+  );
+}

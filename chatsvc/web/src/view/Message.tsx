@@ -1,0 +1,94 @@
+// One message: who says it, what, and what can be done with it.
+
+import { useApp } from "./context.ts";
+import { isRunning, type Message } from "../api/types.ts";
+import type { Thread } from "../state/thread.ts";
+import { ReplyBody } from "./Body.tsx";
+import { CopyButton } from "./CopyButton.tsx";
+import { Editor } from "./Editor.tsx";
+import { IconButton } from "./Icon.tsx";
+import { Outcome, Progress } from "./Status.tsx";
+
+interface MessageProps {
+  thread: Thread;
+  message: Message;
+}
+
+export function MessageView({ thread, message }: MessageProps) {
+  return message.role === "user" ? <Question thread={thread} message={message} /> : <Answer thread={thread} message={message} />;
+}
+
+function Question({ thread, message }: MessageProps) {
+  const editing = thread.editing.value;
+  if (editing?.id === message.id) return <Editor thread={thread} message={message} text={editing.text} />;
+  return (
+    <>
+      <h2 class="sr-only">You said</h2>
+      <div class="question">{message.content}</div>
+      <div class="actions">
+        <Arrows thread={thread} message={message} />
+        <IconButton
+          icon="edit"
+          label="Edit this message"
+          onClick={() => {
+            thread.editing.value = { id: message.id, text: message.content };
+          }}
+        />
+        <CopyButton text={message.content} label="Copy this message" />
+      </div>
+    </>
+  );
+}
+
+function Answer({ thread, message }: MessageProps) {
+  const app = useApp();
+  const live = thread.replies.live.value.get(message.id) ?? null;
+  const running = isRunning(message);
+  const question = message.parent_id;
+  const again = question === null ? null : () => void app.act(() => thread.regenerate(question), again ?? undefined);
+  return (
+    <>
+      <h2 class="sr-only">The assistant said</h2>
+      <ReplyBody content={message.content} live={live} />
+      {running ? <Progress live={live} stopping={thread.stopping.value === message.response_id} /> : null}
+      {running ? null : <Outcome message={message} failure={thread.failures.value.get(message.id) ?? null} onRetry={again} />}
+      {running ? null : (
+        <div class="actions">
+          <Arrows thread={thread} message={message} />
+          <CopyButton text={message.content} label="Copy this reply" />
+          {again ? <IconButton icon="again" label="Answer again" onClick={again} /> : null}
+          <Facts message={message} />
+        </div>
+      )}
+    </>
+  );
+}
+
+function Facts({ message }: { message: Message }) {
+  const time = new Date(message.created_at).toLocaleString();
+  const tokens = message.tokens === null ? "" : ` · ${message.tokens.toLocaleString()} tokens`;
+  return message.model ? (
+    <span class="facts" title={`${time}${tokens}`}>
+      {message.model}
+    </span>
+  ) : null;
+}
+
+function Arrows({ thread, message }: MessageProps) {
+  const app = useApp();
+  const { position, count, previous, next } = thread.siblings(message);
+  if (count < 2) return null;
+  const go = (id: string | null) => () => {
+    if (id !== null) void app.act(() => thread.choose(id));
+  };
+  const what = message.role === "user" ? "wording" : "answer";
+  return (
+    <span class="arrows" role="group" aria-label={`${what} ${position} of ${count}`}>
+      <IconButton icon="left" label={`Previous ${what}`} disabled={previous === null} onClick={go(previous)} />
+      <span class="count">
+        {position}/{count}
+      </span>
+      <IconButton icon="right" label={`Next ${what}`} disabled={next === null} onClick={go(next)} />
+    </span>
+  );
+}
