@@ -1,0 +1,184 @@
+"""The wire of a reply's stream: headers, ``retry``, frames, heartbeats, and an end that is noticed on both sides.
+
+Two ways to the socket, one behaviour. Behind our own server (``direct.py``) a frame is written to the transport as it
+comes: no task wakes up, nothing is queued here. Behind any other ASGI server frames go through an outbox and ``send``.
+
+Heartbeats are one newline after ``: ping``, only ever between events: a blank line after it would dispatch an empty
+event in clients that are not strict. One ticker serves all streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
+
+from chatsvc.api.direct import DirectPipe, protocol_of
+from chatsvc.streamlog.outbox import Outbox
+from chatsvc.streamlog.resume import Resumer
+
+HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+PING: Final = b": ping\n"
+_RETRY_MS: Final = (1000, 3000)
+_TICKS_PER_HEARTBEAT: Final = 8
+_BUFFER_BYTES: Final = 256 * 1024
+_Send = Callable[[dict[str, Any]], Awaitable[None]]
+_Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Streams:
+    """All open streams of this process. ``run`` is their heartbeat; the composition root owns its task."""
+
+    def __init__(
+        self, resumer: Resumer, *, heartbeat_s: float, buffer_events: int, buffer_bytes: int = _BUFFER_BYTES
+    ) -> None:
+        self.resumer = resumer
+        self._buffer_events = buffer_events
+        self._buffer_bytes = buffer_bytes
+        self.tick = 0
+        self.closing = False
+        self._heartbeat_s = heartbeat_s
+        self._open: set[Stream] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> Stream:
+        """A stream that answers this request; ``run`` it."""
+        protocol = protocol_of(scope)
+        if protocol is not None:
+            return Stream(self, send, DirectPipe(protocol, self, max_bytes=self._buffer_bytes))
+        outbox = Outbox(max_events=self._buffer_events, max_bytes=self._buffer_bytes)
+        return Stream(self, send, _RelayedPipe(outbox, self, receive, send))
+
+    async def run(self) -> None:
+        """Write heartbeats until cancelled."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s / _TICKS_PER_HEARTBEAT)
+            self.beat()
+
+    def beat(self) -> None:
+        """One tick: streams that were silent for a whole heartbeat get their line."""
+        self.tick += 1
+        for stream in self._open:
+            if self.tick - stream.pipe.tick >= _TICKS_PER_HEARTBEAT:
+                stream.pipe.write(PING)
+
+    def close(self) -> None:
+        """The server shuts down: end all streams, now and as they come. Clients reconnect elsewhere."""
+        self.closing = True
+        for stream in tuple(self._open):
+            stream.pipe.close()
+
+    def entered(self, stream: Stream) -> None:
+        self._open.add(stream)
+
+    def left(self, stream: Stream) -> None:
+        self._open.discard(stream)
+
+
+class _Pipe(Protocol):
+    """A way to the socket; a reader's sink."""
+
+    tick: int
+    """The streams' tick when something was last written."""
+
+    @property
+    def closed(self) -> bool: ...
+    def on_close(self, callback: Callable[[], None]) -> None: ...
+    def write(self, frames: bytes) -> bool: ...
+    async def drain(self) -> None: ...
+    def close(self) -> None: ...
+    async def carry(self, following: Coroutine[Any, Any, None]) -> bool:
+        """See the reader through. False when the client is gone or was cut, so that there is no end to write."""
+        ...
+
+
+class _RelayedPipe:
+    """A sink that passes frames on through ASGI, for servers that are not ours."""
+
+    def __init__(self, outbox: Outbox, streams: Streams, receive: _Receive, send: _Send) -> None:
+        self._outbox = outbox
+        self._streams = streams
+        self._receive = receive
+        self._send = send
+        self._gone = False
+        self.tick = streams.tick
+        self.on_close = outbox.on_close
+        self.drain = outbox.drain
+        self.close = outbox.close
+
+    @property
+    def closed(self) -> bool:
+        return self._outbox.closed
+
+    def write(self, frames: bytes) -> bool:
+        self.tick = self._streams.tick
+        if self._outbox.write(frames):
+            return True
+        self._gone = True
+        return False
+
+    async def carry(self, following: Coroutine[Any, Any, None]) -> bool:
+        tasks = (asyncio.create_task(self._follow(following)), asyncio.create_task(self._watch()))
+        try:
+            while frames := await self._outbox.take():
+                await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+            await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return not self._gone
+
+    async def _follow(self, following: Coroutine[Any, Any, None]) -> None:
+        try:
+            await following
+        finally:
+            self._outbox.finish()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._outbox.close()
+
+
+class Stream:
+    """One answer being streamed."""
+
+    __slots__ = ("_early", "_send", "_streams", "pipe")
+
+    def __init__(self, streams: Streams, send: _Send, pipe: _Pipe) -> None:
+        self._streams = streams
+        self._send = send
+        self._early: list[bytes] | None = []
+        self.pipe = pipe
+
+    def push_passing(self, frame: bytes) -> None:
+        """Hand over an event that has no id and is not in the log; before ``run`` it waits for the headers."""
+        if self._early is not None:
+            self._early.append(frame)
+        elif not self.pipe.closed:
+            self.pipe.write(frame)
+
+    async def run(self, response_id: str, cursor: int) -> None:
+        """Answer with every event after ``cursor``. Returns at the end of the reply, or of the connection."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        early, self._early = self._early or [], None
+        retry = b"retry: %d\n\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
+        await self._send({"type": "http.response.body", "body": retry + b"".join(early), "more_body": True})
+        if self._streams.closing:
+            self.pipe.close()
+        self._streams.entered(self)
+        try:
+            intact = await self.pipe.carry(self._streams.resumer.follow(response_id, cursor, self.pipe))
+        finally:
+            self._streams.left(self)
+        if intact:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
