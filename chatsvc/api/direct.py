@@ -7,7 +7,7 @@ last, which still go through ``send``: the server frames the response, handles k
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -32,7 +32,7 @@ class StreamingProtocol(HttpToolsProtocol):
             self.lost()
 
 
-def protocol_of(scope: dict[str, Any]) -> StreamingProtocol | None:
+def protocol_of(scope: Mapping[str, Any]) -> StreamingProtocol | None:
     """The protocol behind a request, when it is ours."""
     found = (scope.get("extensions") or {}).get(_EXTENSION)
     return found if isinstance(found, StreamingProtocol) else None

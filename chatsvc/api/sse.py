@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
 from chatsvc.api.direct import DirectPipe, protocol_of
@@ -27,8 +27,8 @@ PING: Final = b": ping\n"
 _RETRY_MS: Final = (1000, 3000)
 _TICKS_PER_HEARTBEAT: Final = 8
 _BUFFER_BYTES: Final = 256 * 1024
-_Send = Callable[[dict[str, Any]], Awaitable[None]]
-_Receive = Callable[[], Awaitable[dict[str, Any]]]
+_Send = Callable[[Any], Awaitable[None]]
+_Receive = Callable[[], Awaitable[Any]]
 
 
 class Streams:
@@ -48,7 +48,7 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, scope: dict[str, Any], receive: _Receive, send: _Send) -> Stream:
+    def open(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> Stream:
         """A stream that answers this request; ``run`` it."""
         protocol = protocol_of(scope)
         if protocol is not None:
@@ -169,10 +169,7 @@ class Stream:
 
     async def run(self, response_id: str, cursor: int) -> None:
         """Answer with every event after ``cursor``. Returns at the end of the reply, or of the connection."""
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        early, self._early = self._early or [], None
-        retry = b"retry: %d\n\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
-        await self._send({"type": "http.response.body", "body": retry + b"".join(early), "more_body": True})
+        await self._begin()
         if self._streams.closing:
             self.pipe.close()
         self._streams.entered(self)
@@ -181,4 +178,18 @@ class Stream:
         finally:
             self._streams.left(self)
         if intact:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._end()
+
+    async def put_off(self) -> None:
+        """Answer with nothing but when to come again, for what passes: a native client gives up on any error status."""
+        await self._begin()
+        await self._end()
+
+    async def _begin(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        early, self._early = self._early or [], None
+        retry = b"retry: %d\n\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
+        await self._send({"type": "http.response.body", "body": retry + b"".join(early), "more_body": True})
+
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
