@@ -31,6 +31,11 @@ _Send = Callable[[Any], Awaitable[None]]
 _Receive = Callable[[], Awaitable[Any]]
 
 
+def retry_line() -> bytes:
+    """How long the client is to wait before it reconnects, in ms, drawn anew so that many do not return in step."""
+    return b"retry: %d\n\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
+
+
 class Streams:
     """All open streams of this process. ``run`` is their heartbeat; the composition root owns its task."""
 
@@ -169,7 +174,9 @@ class Stream:
 
     async def run(self, response_id: str, cursor: int) -> None:
         """Answer with every event after ``cursor``. Returns at the end of the reply, or of the connection."""
-        await self._begin()
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        early, self._early = self._early or [], None
+        await self._send({"type": "http.response.body", "body": retry_line() + b"".join(early), "more_body": True})
         if self._streams.closing:
             self.pipe.close()
         self._streams.entered(self)
@@ -178,18 +185,4 @@ class Stream:
         finally:
             self._streams.left(self)
         if intact:
-            await self._end()
-
-    async def put_off(self) -> None:
-        """Answer with nothing but when to come again, for what passes: a native client gives up on any error status."""
-        await self._begin()
-        await self._end()
-
-    async def _begin(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        early, self._early = self._early or [], None
-        retry = b"retry: %d\n\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
-        await self._send({"type": "http.response.body", "body": retry + b"".join(early), "more_body": True})
-
-    async def _end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
