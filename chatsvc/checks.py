@@ -25,7 +25,13 @@ from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.store import open_store
 from chatsvc.streamlog.redis import RedisLog
 
+PAGE: Final = Path(chatsvc.__file__).parent / "web" / "dist" / "index.html"
 _LOW_DISK_BYTES: Final = 1_000_000_000
+_ADVICE: Final = {
+    "Postgres": "Is it running, and is CHATSVC_DATABASE_URL right?",
+    "Redis": "Is it running, and is CHATSVC_REDIS_URL right?",
+    "models": "Is CHATSVC_ENGINE right, and is what it names running?",
+}
 _QUICK_ENGINES: Final = ("openai", "scripted")
 """Engines that start at once. The others load a model, which a check does not wait for."""
 
@@ -37,10 +43,11 @@ async def check(config: Config, out: TextIO) -> bool:
     for part, attempt in CHECKS:
         try:
             verdict, sentences = "OK  ", [await attempt(config)]
+        except ConfigError as error:
+            verdict, sentences, well = "FAIL", error.problems, False
         except (ChatError, OSError) as error:
-            well = False
-            verdict = "FAIL"
-            sentences = error.problems if isinstance(error, ConfigError) else [str(error)]
+            advice = _ADVICE.get(part)
+            verdict, sentences, well = "FAIL", [f"{error} {advice}" if advice else str(error)], False
         for sentence in sentences:
             print(f"{verdict}  {part:<15} {sentence}", file=out, flush=True)
     return well
@@ -80,16 +87,15 @@ _BIND_FAULTS: Final = {
 async def _page(config: Config) -> str:
     if "api" not in config.roles:
         return "not served by this process"
-    page = Path(chatsvc.__file__).parent / "web" / "dist" / "index.html"
-    if not page.is_file():
-        raise OSError(f"{page} is missing: run `make web`, or install the wheel, which contains it")
+    if not PAGE.is_file():
+        raise OSError(f"{PAGE} is missing: run `make web`, or install the wheel, which contains it")
     return "is built"
 
 
 async def _postgres(config: Config) -> str:
     async with (
         _outside_or_embedded(config.database.url, config, embedded_postgres) as url,
-        open_store(url, pool_size=1, timeout_s=config.database.timeout_s) as store,
+        open_store(url, pool_size=1, timeout_s=config.database.timeout_s, wait_s=0) as store,
     ):
         await store.ping()
     return "answers" if config.database.url else "embedded: starts and answers"

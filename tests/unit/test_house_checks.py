@@ -1,0 +1,69 @@
+"""``python -m chatsvc check``: one line a part, and what is wrong said so that one can mend it."""
+
+import io
+import socket
+
+import pytest
+
+from chatsvc import checks
+from chatsvc.checks import check
+from chatsvc.config_load import load_config
+
+
+@pytest.fixture
+def outcome(tmp_path, postgres_url, redis_url, monkeypatch):
+    """Run a check with the given variables; returns whether all is well, the text, and the lines by part."""
+    page = tmp_path / "index.html"
+    page.touch()
+    monkeypatch.setattr(checks, "PAGE", page)
+    good = {
+        "CHATSVC_DATA_DIR": str(tmp_path / "data"),
+        "CHATSVC_DATABASE_URL": postgres_url,
+        "CHATSVC_REDIS_URL": redis_url,
+        "CHATSVC_ENGINE": "scripted:?tokens=1",
+        "CHATSVC_PORT": "0",
+    }
+
+    async def run(**variables):
+        out = io.StringIO()
+        well = await check(load_config(None, good | variables), out)
+        return well, out.getvalue(), [line for line in out.getvalue().splitlines() if line[:4] in ("OK  ", "FAIL")]
+
+    return run
+
+
+async def test_with_every_part_in_place_all_is_well(outcome):
+    well, text, lines = await outcome()
+    assert well
+    assert [line[:4] for line in lines] == ["OK  "] * len(checks.CHECKS)
+    assert 'engine = "scripted:?tokens=1"' in text
+
+
+async def test_every_fault_is_found_in_one_go_and_says_what_to_do(outcome, tmp_path):
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        well, text, lines = await outcome(
+            CHATSVC_DATA_DIR=str(tmp_path / "file"),
+            CHATSVC_PORT=str(taken.getsockname()[1]),
+            CHATSVC_DATABASE_URL="postgresql://u:hunter2@127.0.0.1:9/x",
+            CHATSVC_REDIS_URL="redis://:hunter2@127.0.0.1:9",
+            CHATSVC_ENGINE="scripted:?tokns=1",
+            CHATSVC_DATABASE_TIMEOUT_S="0.5",
+        )
+    assert not well
+    assert [line[:4] for line in lines] == ["FAIL", "FAIL", "OK  ", "FAIL", "FAIL", "FAIL"]
+    for hint in (str(tmp_path / "file"), "set CHATSVC_PORT", "CHATSVC_DATABASE_URL", "CHATSVC_REDIS_URL", "tokns"):
+        assert [line for line in lines if hint in line], hint
+    assert "hunter2" not in text
+
+
+async def test_a_page_that_is_not_built_is_a_fault_of_api_processes_only(outcome, tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "PAGE", tmp_path / "none.html")
+    well, _, lines = await outcome()
+    assert not well
+    assert "make web" in lines[2]
+    assert (await outcome(CHATSVC_ROLES="worker"))[0]
+
+
+async def test_a_model_is_not_asked_of_a_process_that_runs_none(outcome):
+    assert (await outcome(CHATSVC_ROLES="api", CHATSVC_ENGINE="scripted:?tokns=1"))[0]
