@@ -16,6 +16,7 @@ import structlog
 
 MASK: Final = "***"
 
+_FIRST_KEYS: Final = ("timestamp", "level", "logger", "message")
 _SECRET_KEY: Final = re.compile(
     r"(?i)(^|[_-])(authorization|cookie|token|passw(or)?d|secret|api[_-]?key|credentials?)$"
 )
@@ -29,6 +30,7 @@ _SECRET_FORMS: Final = (
 # Loggers whose usual lines are noise here, or would show URLs with their tokens.
 _LEAST_LEVEL: Final = {
     "uvicorn.access": logging.CRITICAL + 1,
+    "uvicorn.error": logging.WARNING,
     "httpx": logging.WARNING,
     "httpcore": logging.WARNING,
     "asyncio": logging.WARNING,
@@ -63,13 +65,15 @@ def configure_logging(settings: LogSettings, stream: TextIO) -> None:
     Lines carry what was bound with ``structlog.contextvars`` (run, conversation and request ids).
     """
     level = logging.getLevelNamesMapping()[settings.level.upper()]
+    form = settings.format or ("console" if stream.isatty() else "json")
     before: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        # A person at a terminal knows the date and thinks in local time.
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if form == "console" else "iso", utc=form != "console"),
         structlog.processors.StackInfoRenderer(),
     ]
     handler = logging.StreamHandler(stream)
@@ -79,8 +83,9 @@ def configure_logging(settings: LogSettings, stream: TextIO) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
+                _without_escapes,
                 redact,
-                *_renderer(settings.format or ("console" if stream.isatty() else "json"), stream),
+                *_renderer(form, stream),
             ],
         )
     )
@@ -122,9 +127,20 @@ def _clean(key: str, value: Any, *, keep_text: bool) -> Any:
     return value if plain else mask_secrets(str(value))
 
 
+def _without_escapes(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    event.pop("color_message", None)  # uvicorn's second copy of its message, for terminals
+    return event
+
+
+def _in_order(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What every line has, first; the rest as it was given."""
+    event["message"] = event.pop("event", "")
+    return {key: event[key] for key in (*_FIRST_KEYS, *event) if key in event}
+
+
 def _renderer(name: str, stream: TextIO) -> list[structlog.typing.Processor]:
     if name == "json":
-        return [structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer(ensure_ascii=False)]
+        return [_in_order, structlog.processors.JSONRenderer(ensure_ascii=False, default=str)]
     # Plain tracebacks: the pretty ones print local variables, message text among them.
     return [
         structlog.dev.ConsoleRenderer(

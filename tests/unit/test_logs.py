@@ -41,12 +41,13 @@ def restored_logging():
 def test_a_line_of_ours_is_one_json_object_with_time_level_and_logger(lines):
     structlog.get_logger("chatsvc.api").info("reply.finished", tokens=3)
     (line,) = lines()
+    assert list(line) == ["timestamp", "level", "logger", "message", "tokens"]
     assert line.pop("timestamp").endswith("Z")
     assert line == {"message": "reply.finished", "level": "info", "logger": "chatsvc.api", "tokens": 3}
 
 
 def test_a_line_of_a_library_has_the_same_form(lines):
-    logging.getLogger("uvicorn.error").warning("port %d", 80, extra={"host": "h"})
+    logging.getLogger("uvicorn.error").warning("port %d", 80, extra={"host": "h", "color_message": "port"})
     (line,) = lines()
     line.pop("timestamp")
     assert line == {"message": "port 80", "level": "warning", "logger": "uvicorn.error", "host": "h"}
