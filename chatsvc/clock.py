@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable  # the API's framework checks what it hands to a route
 class Clock(Protocol):
     """Wall clock and monotonic clock."""
 
