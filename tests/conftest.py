@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
-from uuid import uuid4
 
 import psycopg
 import pytest
 import redis
+from databases import in_database, new_database
 
 from chatsvc.embedded import embedded_postgres, embedded_redis
-from chatsvc.store import migrate
+from chatsvc.store import migrate, open_store
 
 # Nothing a test writes must survive a power cut.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -32,11 +31,6 @@ def serve(open_server):
             yield runner.run(stack.enter_async_context(open_server(Path(directory))))
         finally:
             runner.run(stack.aclose())
-
-
-def in_database(url, name):
-    """The same server's URL with another database."""
-    return re.sub(r"/[^/?]*\?", f"/{name}?", url, count=1)
 
 
 @pytest.fixture(scope="session")
@@ -73,12 +67,11 @@ def postgres_url(postgres_server, migrated_template):
     yield from new_database(postgres_server, migrated_template)
 
 
-def new_database(server, template):
-    name = f"test_{uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        yield in_database(server, name)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+@pytest.fixture
+async def store(postgres_url):
+    """A store on a new, empty database."""
+    async with open_store(postgres_url, pool_size=10, timeout_s=5, wait_s=0) as opened:
+        yield opened
 
 
 @pytest.fixture

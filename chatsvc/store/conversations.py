@@ -224,10 +224,10 @@ class Conversations:
         head = given.get("head_message_id")
 
         async def work(connection: Connection) -> Conversation:
-            changed = _conversation(await fetch(connection, _UPDATE, params))
+            _conversation(await fetch(connection, _GET, params))
             if head is not None and not await fetch(connection, _IN_CONVERSATION, params | {"leaf": head}):
                 raise UnknownParent("The head is not a message of this conversation.", field="head_message_id")
-            return changed
+            return _conversation(await fetch(connection, _UPDATE, params))
 
         return await self._db.transaction(work)
 

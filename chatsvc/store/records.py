@@ -64,6 +64,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     user_tokens: int | None = None
     """Tokens of ``content``."""
+    title: str | None = None
+    """The conversation's title from now on, should it have none."""
 
 
 class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,14 +120,6 @@ class Beat(msgspec.Struct, frozen=True):
     held: tuple[tuple[str, int], ...]
 
 
-class Reaped(msgspec.Struct, frozen=True):
-    """Runs taken from workers that are gone, as they are now."""
-
-    failed: tuple[Run, ...] = ()
-    stopped: tuple[Run, ...] = ()
-    requeued: tuple[Run, ...] = ()
-
-
 class Signal(msgspec.Struct, frozen=True):
     """News from another process: ``stop`` was asked for, a run is ``queued``, or one is ``gone`` (deleted)."""
 
@@ -144,7 +138,7 @@ _COLUMNS: Final = {
 
 
 def statement(*parts: str) -> str:
-    """The parts as one SQL text, with ``{run:r}``, ``{message:m}``, ``{conversation:c}`` replaced by that record's columns."""
+    """The parts as one SQL text, with ``{run:r}`` and the like replaced by that record's columns under that alias."""
 
     def columns(match: re.Match[str]) -> str:
         return ", ".join(f"{match[2]}.{name}" for name in _COLUMNS[match[1]])

@@ -21,6 +21,8 @@ OPEN: Final = statement("""
     ORDER BY r.created_at, r.id
 """)
 
+NOT_ENDED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status IN ('queued', 'streaming')"
+
 QUEUED: Final = statement("""
     SELECT {run:r} FROM runs r WHERE r.status = 'queued' ORDER BY r.created_at, r.id LIMIT %(limit)s
 """)
@@ -107,7 +109,8 @@ FINISH_QUEUED: Final = statement(
 
 REQUEUE: Final = """
     WITH queued AS (
-        UPDATE runs r SET status = 'queued', owner = NULL, started_at = NULL
+        UPDATE runs r SET status = 'queued', owner = NULL, started_at = NULL,
+            last_seq = greatest(r.last_seq, %(last_seq)s)
         WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming' AND NOT r.stop_requested
             AND NOT r.has_text
         RETURNING r.id, r.message_id, r.model
@@ -162,35 +165,12 @@ FORGET_WORKERS: Final = """
     )
 """
 
-REAP: Final = statement("""
+TAKE_OVER: Final = statement("""
     WITH lost AS (
-        SELECT r.id, clock_timestamp() AS at,
-            CASE WHEN r.stop_requested THEN 'stopped' WHEN r.has_text THEN 'failed' ELSE 'queued' END AS becomes
-        FROM runs r LEFT JOIN workers w ON w.id = r.owner AND w.expires_at > clock_timestamp()
+        SELECT r.id FROM runs r LEFT JOIN workers w ON w.id = r.owner AND w.expires_at > clock_timestamp()
         WHERE r.status = 'streaming' AND w.id IS NULL
-        ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
-    ), moved AS (
-        UPDATE runs r SET
-            status = lost.becomes,
-            owner = CASE lost.becomes WHEN 'queued' THEN NULL ELSE r.owner END,
-            started_at = CASE lost.becomes WHEN 'queued' THEN NULL ELSE r.started_at END,
-            attempt = CASE lost.becomes WHEN 'queued' THEN r.attempt ELSE r.attempt + 1 END,
-            last_seq = CASE lost.becomes WHEN 'queued' THEN r.last_seq ELSE r.last_seq + 1 END,
-            ended_at = CASE lost.becomes WHEN 'queued' THEN NULL ELSE lost.at END,
-            finish_reason = CASE lost.becomes WHEN 'stopped' THEN 'stopped' END,
-            error_code = CASE lost.becomes WHEN 'failed' THEN %(error_code)s END,
-            error_message = CASE lost.becomes WHEN 'failed' THEN %(error_message)s END
-        FROM lost WHERE r.id = lost.id
-        RETURNING {run:r}
-    ), message AS (
-        UPDATE messages SET status = moved.status, finish_reason = moved.finish_reason, error_code = moved.error_code,
-            tokens = CASE moved.status WHEN 'queued' THEN NULL ELSE moved.output_tokens END
-        FROM moved WHERE messages.id = moved.message_id
-    ), conversation AS (
-        UPDATE conversations SET updated_at = greatest(updated_at, moved.ended_at)
-        FROM moved WHERE conversations.id = moved.conversation_id AND moved.status <> 'queued'
+        ORDER BY r.id FOR UPDATE OF r SKIP LOCKED LIMIT %(limit)s
     )
-    SELECT moved.*, CASE moved.status WHEN 'queued' THEN pg_notify('chatsvc',
-        json_build_object('kind', 'queued', 'response_id', moved.id, 'model', moved.model)::text) END
-    FROM moved ORDER BY moved.created_at, moved.id
+    UPDATE runs r SET owner = %(id)s, attempt = r.attempt + 1 FROM lost WHERE r.id = lost.id
+    RETURNING {run:r}
 """)

@@ -7,7 +7,7 @@ message's status is written by the same statement, so the two never differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from chatsvc.errors import NotFound
@@ -67,6 +67,11 @@ class Runs:
         """The user's runs that have not ended, oldest first."""
         return await self._many(sql.OPEN, {"user_id": user_id})
 
+    async def ended(self, response_ids: Collection[str]) -> set[str]:
+        """Those of these runs that have ended, or exist no more."""
+        rows = await self._db.query(sql.NOT_ENDED, {"ids": list(response_ids)})
+        return set(response_ids) - {row["id"] for row in rows}
+
     async def queued(self, *, limit: int = 1000) -> list[Run]:
         """All users' waiting runs, oldest first."""
         return await self._many(sql.QUEUED, {"limit": limit})
@@ -113,12 +118,13 @@ class Runs:
         rows = await self._db.query(sql.FINISH_QUEUED, _end(run_id, outcome))
         return run_of(rows[0]) if rows else None
 
-    async def requeue(self, run_id: str, attempt: int) -> bool:
+    async def requeue(self, run_id: str, attempt: int, last_seq: int = 0) -> bool:
         """Put a run of this attempt back into the queue, if no text of it was saved and nobody wants it stopped (L6).
 
+        ``last_seq`` is the last event in its log, where the next attempt goes on (L2).
         Saying so again gives True again until somebody claims it.
         """
-        rows = await self._db.query(sql.REQUEUE, {"id": run_id, "attempt": attempt})
+        rows = await self._db.query(sql.REQUEUE, {"id": run_id, "attempt": attempt, "last_seq": last_seq})
         return bool(rows[0]["won"])
 
     async def request_stop(self, user_id: str, response_id: str) -> Run:

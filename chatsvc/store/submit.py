@@ -53,7 +53,8 @@ _WRITE: Final = statement("""
             %(model)s, %(response_id)s, at + interval '1 microsecond'
         FROM moment
     ), head AS (
-        UPDATE conversations SET head_message_id = %(message_id)s, updated_at = greatest(updated_at, at)
+        UPDATE conversations SET head_message_id = %(message_id)s, updated_at = greatest(updated_at, at),
+            title = coalesce(title, %(title)s)
         FROM moment WHERE id = %(conversation_id)s
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
@@ -75,6 +76,7 @@ async def submit(connection: Connection, submission: Submission) -> Submitted:
         "content": clean_text(submission.content),
         "parent_id": submission.parent_id,
         "user_tokens": submission.user_tokens,
+        "title": None if submission.title is None else clean_text(submission.title),
         "conversation_id": submission.conversation_id,
     }
     await fetch(connection, TOUCH, params)
@@ -89,7 +91,7 @@ async def submit(connection: Connection, submission: Submission) -> Submitted:
 
 async def regenerate(connection: Connection, regeneration: Regeneration) -> Submitted:
     """Write one more answer to a user message and its run. For what is raised see ``Runs.regenerate``."""
-    params = _params(regeneration) | {"content": None, "parent_id": None, "user_tokens": None}
+    params = _params(regeneration) | {"content": None, "parent_id": None, "user_tokens": None, "title": None}
     await fetch(connection, TOUCH, params)
     if known := await replay(connection, params):
         return known

@@ -1,16 +1,16 @@
 """Workers and their leases: a worker holds its runs for as long as its heartbeat is fresh, by the database's clock.
 
-L6: the runs of a worker that is gone are failed, keeping what text was saved, or queued again when there was none.
+L6 begins here: the runs of a worker that is gone are taken over by another, which sees to their end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chatsvc.run import RunStatus
+from chatsvc.run import Run
 from chatsvc.store import run_statements as sql
 from chatsvc.store.pool import Connection, Database, fetch
-from chatsvc.store.records import Beat, Reaped, run_of
+from chatsvc.store.records import Beat, run_of
 
 
 class Workers:
@@ -20,7 +20,7 @@ class Workers:
         self._db = database
 
     async def heartbeat(self, worker_id: str, *, roles: Sequence[str], capacity: int, ttl_s: float) -> Beat:
-        """Be alive for ``ttl_s`` more seconds. What was reaped before stays reaped, and is missing from ``held``."""
+        """Be alive for ``ttl_s`` more seconds. What others have taken over stays theirs, and is missing from ``held``."""
         params = {"id": worker_id, "roles": list(roles), "capacity": capacity, "ttl_s": float(ttl_s)}
 
         async def work(connection: Connection) -> Beat:
@@ -34,20 +34,15 @@ class Workers:
         return await self._db.transaction(work)
 
     async def leave(self, worker_id: str) -> None:
-        """Be gone now: what this worker still holds may be reaped at once."""
+        """Be gone now: what this worker still holds may be taken over at once."""
         await self._db.query(sql.LEAVE, {"id": worker_id})
 
-    async def reap(self, *, error_code: str, error_message: str) -> Reaped:
-        """Take the runs of workers whose heartbeat has run out. Any number of processes may do so at once.
+    async def take_over(self, worker_id: str, *, limit: int = 100) -> list[Run]:
+        """Hold the runs of workers whose heartbeat has run out, at most ``limit`` of them, under a new attempt.
 
-        With saved text a run fails, with the given error; without, it is queued again. One that was to be stopped is
-        stopped. Ending raises ``attempt`` (the old worker's last words come too late) and ``last_seq`` by one.
+        They are still streaming: who took them over ends them, or puts them back into the queue. Any number of workers
+        may do so at once; each run goes to one of them.
         """
-        rows = await self._db.query(sql.REAP, {"error_code": error_code, "error_message": error_message})
+        rows = await self._db.query(sql.TAKE_OVER, {"id": worker_id, "limit": limit})
         await self._db.query(sql.FORGET_WORKERS)
-        runs = list(map(run_of, rows))
-        return Reaped(
-            failed=tuple(run for run in runs if run.status is RunStatus.FAILED),
-            stopped=tuple(run for run in runs if run.status is RunStatus.STOPPED),
-            requeued=tuple(run for run in runs if run.status is RunStatus.QUEUED),
-        )
+        return list(map(run_of, rows))

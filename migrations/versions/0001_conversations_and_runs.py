@@ -97,6 +97,7 @@ CREATE TABLE runs (
 ) WITH (fillfactor = 70);
 CREATE INDEX runs_by_message ON runs (conversation_id, message_id);
 CREATE INDEX runs_by_user_message ON runs (conversation_id, user_message_id);
+CREATE INDEX runs_by_user ON runs (user_id, created_at);
 CREATE INDEX runs_queued ON runs (created_at, id) WHERE status = 'queued';
 CREATE INDEX runs_streaming ON runs (owner) WHERE status = 'streaming';
 CREATE INDEX runs_open ON runs (user_id) WHERE status IN ('queued', 'streaming');

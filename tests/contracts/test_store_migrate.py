@@ -1,7 +1,6 @@
 """The schema: made by any number of processes at once, whole or not at all."""
 
 import psycopg
-import pytest
 
 from chatsvc.store import migrate
 

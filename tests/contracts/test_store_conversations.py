@@ -1,0 +1,379 @@
+"""Conversations and their trees: owned, paged without gaps, deleted without rest."""
+
+import asyncio
+import time
+from datetime import timedelta
+
+import psycopg
+import pytest
+from store_world import ALICE, BOB, World, regeneration, submission
+
+from chatsvc import ids
+from chatsvc.conversation import Role
+from chatsvc.errors import InvalidCursor, NotFound, UnknownParent
+from chatsvc.run import RunStatus
+from chatsvc.store import ConversationPatch, NewConversation
+
+
+@pytest.fixture
+def world(store):
+    return World(store)
+
+
+async def pages(fetch, limit):
+    """All pages of a list, one tuple each."""
+    cursor, found = None, []
+    while True:
+        page = await fetch(cursor, limit)
+        assert len(page.items) <= limit
+        found.append(page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+async def test_a_new_conversation_is_empty_and_what_was_asked_for(store):
+    new = NewConversation(id=ids.new_conversation_id(), title="Trip", system_prompt="Be brief.", model="small")
+    made = await store.conversations.create(ALICE, new)
+    assert (made.title, made.system_prompt, made.model) == ("Trip", "Be brief.", "small")
+    assert (made.user_id, made.head_message_id, made.pinned, made.temporary) == ("alice", None, False, False)
+    assert made.created_at == made.updated_at
+    assert made.created_at.utcoffset() == timedelta(0)
+    assert await store.conversations.tree("alice", made.id) == (made, ())
+
+
+async def test_the_list_has_the_newest_activity_first_and_no_temporary_ones(world, store):
+    first, second, third = [await world.conversation() for _ in range(3)]
+    await world.conversation(temporary=True)
+    await world.conversation(BOB)
+    await world.queued(first)
+    listed = await store.conversations.list("alice", cursor=None, limit=100)
+    assert [each.id for each in listed.items] == [first.id, third.id, second.id]
+    assert listed.next_cursor is None
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7])
+async def test_paging_the_list_is_complete_and_repeats_nothing_while_rows_are_added(world, store, limit):
+    there = [(await world.conversation()).id for _ in range(15)]
+
+    async def fetch(cursor, limit):
+        page = await store.conversations.list("alice", cursor=cursor, limit=limit)
+        await world.conversation()
+        return page
+
+    found = [each.id for page in await pages(fetch, limit) for each in page]
+    assert found == list(reversed(there))
+
+
+async def test_paging_is_complete_when_all_rows_have_the_same_time(world, store, postgres_url):
+    there = {(await world.conversation()).id for _ in range(10)}
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute("UPDATE conversations SET updated_at = now()")
+    found = await pages(lambda cursor, limit: store.conversations.list("alice", cursor=cursor, limit=limit), 3)
+    assert sorted(each.id for page in found for each in page) == sorted(there)
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "!", "x", "bnVsbA", "WyJ4Il0", "W10", "é", "\x00", "WyJub3QgYSB0aW1lIiwieCJd", "=" * 9]
+)
+async def test_a_cursor_that_was_not_given_out_is_refused(world, store, cursor):
+    conversation = await world.conversation()
+    with pytest.raises(InvalidCursor):
+        await store.conversations.list("alice", cursor=cursor, limit=5)
+    with pytest.raises(InvalidCursor):
+        await store.conversations.branch_page("alice", conversation.id, leaf=None, cursor=cursor, limit=5)
+
+
+async def test_the_tree_has_parents_before_children_and_ends_in_the_head(world, store):
+    conversation = await world.conversation()
+    await world.turns(conversation, 3)
+    root = (await store.conversations.tree("alice", conversation.id))[1][0]
+    await store.runs.regenerate(regeneration(root.id))
+    found, messages = await store.conversations.tree("alice", conversation.id)
+    seen = {None}
+    for message in messages:
+        assert message.parent_id in seen
+        seen.add(message.id)
+    assert len(messages) == 7
+    assert messages[-1].id == found.head_message_id
+    assert [message.role for message in messages[:2]] == [Role.USER, Role.ASSISTANT]
+    assert [message.status for message in messages[-2:]] == [RunStatus.COMPLETE, RunStatus.QUEUED]
+
+
+async def test_a_child_is_younger_than_its_parent_even_when_the_clock_was_set_back(world, store, postgres_url):
+    conversation = await world.conversation()
+    first = await world.complete(conversation)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute("UPDATE messages SET created_at = created_at + interval '1 hour'")
+    await world.queued(conversation, first.message_id)
+    _, messages = await store.conversations.tree("alice", conversation.id)
+    assert [message.parent_id for message in messages] == [None, *(message.id for message in messages[:-1])]
+
+
+async def test_the_tree_is_of_one_moment(world, store):
+    """A head that is not in the tree would be the mark of two moments."""
+    conversation = await world.conversation()
+    parent = None
+
+    async def grow():
+        nonlocal parent
+        for _ in range(30):
+            parent = (await world.complete(conversation, parent)).message_id
+
+    growing = asyncio.create_task(grow())
+    while not growing.done():
+        found, messages = await store.conversations.tree("alice", conversation.id)
+        assert found.head_message_id in {message.id for message in messages} | {None}
+    await growing
+
+
+async def test_a_branch_is_the_path_from_the_root_to_its_leaf(world, store):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 4)
+    aside = await world.complete(conversation, path[3])
+    assert [each.id for each in await store.conversations.branch(path[-1])] == path
+    assert [each.id for each in await store.conversations.branch(aside.message_id)] == [
+        *path[:4], aside.user_message_id, aside.message_id
+    ]  # fmt: skip
+    assert await store.conversations.owned_branch("alice", conversation.id, None) == ()
+    assert [each.id for each in await store.conversations.owned_branch("alice", conversation.id, path[4])] == path[:5]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_a_branch_is_paged_newest_first(world, store, limit):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    aside = await world.complete(conversation, path[1])
+
+    def page_of(leaf):
+        return lambda cursor, limit: store.conversations.branch_page(
+            "alice", conversation.id, leaf=leaf, cursor=cursor, limit=limit
+        )
+
+    found = [each.id for page in await pages(page_of(path[-1]), limit) for each in page]
+    assert found == path[::-1]
+    of_head = [each.id for page in await pages(page_of(None), limit) for each in page]
+    assert of_head == [aside.message_id, aside.user_message_id, *path[1::-1]]
+
+
+async def test_an_empty_conversation_has_an_empty_branch(world, store):
+    conversation = await world.conversation()
+    page = await store.conversations.branch_page("alice", conversation.id, leaf=None, cursor=None, limit=5)
+    assert (page.items, page.next_cursor) == ((), None)
+
+
+async def test_a_leaf_of_another_conversation_is_not_found(world, store):
+    conversation, other = await world.conversation(), await world.complete()
+    with pytest.raises(NotFound):
+        await store.conversations.branch_page("alice", conversation.id, leaf=other.message_id, cursor=None, limit=5)
+    with pytest.raises(UnknownParent):
+        await store.conversations.owned_branch("alice", conversation.id, other.message_id)
+    with pytest.raises(UnknownParent):
+        await store.conversations.update("alice", conversation.id, ConversationPatch(head_message_id=other.message_id))
+    with pytest.raises(NotFound):
+        await store.conversations.branch("msg_none")
+
+
+async def test_a_cursor_of_one_branch_opens_no_other_conversation(world, store):
+    mine = await world.conversation()
+    await world.turns(mine, 2)
+    page = await store.conversations.branch_page("alice", mine.id, leaf=None, cursor=None, limit=1)
+    theirs = await world.conversation(BOB)
+    with pytest.raises(InvalidCursor):
+        await store.conversations.branch_page("bob", theirs.id, leaf=None, cursor=page.next_cursor, limit=1)
+
+
+async def test_a_patch_changes_what_it_sets_and_nothing_else(world, store):
+    conversation = await world.conversation(title="Old", system_prompt="Be brief.")
+    path = await world.turns(conversation, 2)
+    before = await store.conversations.get("alice", conversation.id)
+    renamed = await store.conversations.update("alice", conversation.id, ConversationPatch(title="New", pinned=True))
+    assert (renamed.title, renamed.pinned, renamed.system_prompt) == ("New", True, "Be brief.")
+    assert (renamed.head_message_id, renamed.updated_at) == (path[-1], before.updated_at)
+    moved = await store.conversations.update("alice", conversation.id, ConversationPatch(head_message_id=path[1]))
+    assert (moved.head_message_id, moved.title) == (path[1], "New")
+    emptied = await store.conversations.update(
+        "alice", conversation.id, ConversationPatch(title=None, system_prompt=None, model="large")
+    )
+    assert (emptied.title, emptied.system_prompt, emptied.model, emptied.pinned) == (None, None, "large", True)
+    assert await store.conversations.update("alice", conversation.id, ConversationPatch()) == emptied
+    assert await store.conversations.get("alice", conversation.id) == emptied
+
+
+async def test_a_refused_head_leaves_the_rest_of_the_patch_undone(world, store):
+    conversation = await world.conversation(title="Old")
+    with pytest.raises(UnknownParent):
+        await store.conversations.update(
+            "alice", conversation.id, ConversationPatch(title="New", head_message_id="msg_none")
+        )
+    assert (await store.conversations.get("alice", conversation.id)).title == "Old"
+
+
+async def rows_with(url, needles):
+    """Rows of any table in which one of the words occurs."""
+    found = []
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        tables = await connection.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
+        )
+        for (table,) in await tables.fetchall():
+            rows = await connection.execute(f"SELECT row_to_json(t)::text FROM {table} t")
+            found += [row for (row,) in await rows.fetchall() if any(needle in row for needle in needles)]
+    return found
+
+
+async def test_nothing_of_a_deleted_conversation_remains(world, store, postgres_url):
+    conversation = await world.conversation(title="needle")
+    path = await world.turns(conversation, 3)
+    ended = [message.response_id for message in await store.conversations.branch(path[-1]) if message.response_id]
+    streaming = await world.streaming(conversation, path[-1], content="needle")
+    queued = await world.queued(conversation, path[1])
+    kept = await world.complete()
+    traces = [conversation.id, "needle", *path, *ended, streaming.id, queued.id, streaming.client_msg_id]
+    assert await rows_with(postgres_url, traces)
+
+    deleted = await store.conversations.delete("alice", conversation.id)
+
+    assert await rows_with(postgres_url, traces) == []
+    assert sorted(deleted.response_ids) == sorted([*ended, streaming.id, queued.id])
+    assert sorted(deleted.running) == sorted([streaming.id, queued.id])
+    assert (await store.runs.get("alice", kept.id)) == kept
+    with pytest.raises(NotFound):
+        await store.conversations.delete("alice", conversation.id)
+
+
+async def test_the_client_msg_ids_of_a_deleted_conversation_may_be_used_again(world, store):
+    first = await world.queued(client_msg_id="again", request_hash=b"one")
+    await store.conversations.delete("alice", first.conversation_id)
+    second = await world.queued(client_msg_id="again", request_hash=b"two")
+    assert second.id != first.id
+
+
+async def test_idle_temporary_conversations_are_swept_and_others_stay(world, store, postgres_url):
+    idle = await world.conversation(temporary=True)
+    gone = await world.complete(idle)
+    busy = await world.conversation(temporary=True)
+    await world.streaming(busy)
+    kept = await world.conversation()
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute("UPDATE conversations SET updated_at = now() - interval '2 hours'")
+    fresh = await world.conversation(temporary=True)
+
+    assert list(await store.conversations.sweep_temporary(timedelta(hours=1))) == [gone.id]
+
+    with pytest.raises(NotFound):
+        await store.conversations.get("alice", idle.id)
+    for each in (busy, kept, fresh):
+        await store.conversations.get("alice", each.id)
+    assert list(await store.conversations.sweep_temporary(timedelta(hours=1))) == []
+
+
+FOREIGN = {
+    "get": lambda s, run: s.conversations.get("bob", run.conversation_id),
+    "tree": lambda s, run: s.conversations.tree("bob", run.conversation_id),
+    "branch_page": lambda s, run: s.conversations.branch_page(
+        "bob", run.conversation_id, leaf=None, cursor=None, limit=5
+    ),
+    "branch_page of a leaf": lambda s, run: s.conversations.branch_page(
+        "bob", run.conversation_id, leaf=run.message_id, cursor=None, limit=5
+    ),
+    "owned_branch": lambda s, run: s.conversations.owned_branch("bob", run.conversation_id, run.message_id),
+    "update": lambda s, run: s.conversations.update("bob", run.conversation_id, ConversationPatch(title="mine")),
+    "delete": lambda s, run: s.conversations.delete("bob", run.conversation_id),
+    "owner_of_message": lambda s, run: s.conversations.owner_of_message("bob", run.message_id),
+    "run": lambda s, run: s.runs.get("bob", run.id),
+    "stop": lambda s, run: s.runs.request_stop("bob", run.id),
+    "regenerate": lambda s, run: s.runs.regenerate(regeneration(run.user_message_id, principal=BOB)),
+    "submit": lambda s, run: s.runs.submit(
+        submission(Conversationlike(run.conversation_id), run.message_id, principal=BOB)
+    ),
+}
+
+
+class Conversationlike:
+    def __init__(self, conversation_id):
+        self.id = conversation_id
+
+
+@pytest.mark.parametrize("method", FOREIGN)
+async def test_another_users_ids_are_not_found_and_nothing_changes(world, store, method):
+    await world.conversation(BOB)
+    run = await world.queued()
+    before = await store.conversations.tree("alice", run.conversation_id), await store.runs.get("alice", run.id)
+    with pytest.raises(NotFound):
+        await FOREIGN[method](store, run)
+    after = await store.conversations.tree("alice", run.conversation_id), await store.runs.get("alice", run.id)
+    assert before == after
+
+
+@pytest.mark.parametrize("bad", ["", "conv_none", "x\x00y", "\ud800", "x" * 10_000, "';--"])
+async def test_an_id_that_can_be_none_is_not_found(store, world, bad):
+    await world.conversation()
+    for call in (
+        store.conversations.get("alice", bad),
+        store.conversations.tree("alice", bad),
+        store.conversations.delete("alice", bad),
+        store.conversations.owner_of_message("alice", bad),
+        store.conversations.branch(bad),
+        store.runs.get("alice", bad),
+        store.runs.reply(bad),
+        store.runs.request_stop("alice", bad),
+    ):
+        with pytest.raises(NotFound):
+            await call
+
+
+async def test_nul_and_half_characters_become_replacement_characters(world, store):
+    conversation = await world.conversation(title="a\x00b", system_prompt="\ud83d\ude00 \ud800")
+    assert (conversation.title, conversation.system_prompt) == ("a\ufffdb", "\U0001f600 \ufffd")
+    renamed = await store.conversations.update("alice", conversation.id, ConversationPatch(title="\x00"))
+    assert renamed.title == "\ufffd"
+    run = await world.complete(conversation, content="q\x00\udfff", text="a\x00\ud83d")
+    question, answer = await store.conversations.branch(run.message_id)
+    assert (question.content, answer.content) == ("q\ufffd\ufffd", "a\ufffd\ufffd")
+
+
+async def test_text_comes_back_byte_for_byte(world, store):
+    text = "\r\n\t\u2028\u2029\x85\ufeff e\u0301 \U0001f468\u200d\U0001f469 ไทย \x01\x7f data: x\n\nid: 7"
+    run = await world.complete(content=text, text=text)
+    question, answer = await store.conversations.branch(run.message_id)
+    assert (question.content, answer.content) == (text, text)
+
+
+async def chain(url, conversation, length):
+    """A long branch, written past the door, in one statement. Returns the leaf."""
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute(
+            """
+            INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, created_at)
+            SELECT 'msg_' || n, 'alice', %(id)s, CASE WHEN n > 1 THEN 'msg_' || n - 1 END,
+                CASE n %% 2 WHEN 1 THEN 'user' ELSE 'assistant' END, repeat('word ', 40), 'complete',
+                now() + n * interval '1 second'
+            FROM generate_series(1, %(length)s) n
+            """,
+            {"id": conversation.id, "length": length},
+        )
+        await connection.commit()
+        await connection.set_autocommit(True)
+        await connection.execute("VACUUM ANALYZE messages")
+    return f"msg_{length}"
+
+
+async def test_a_branch_of_two_thousand_messages_takes_milliseconds(world, store, postgres_url):
+    conversation = await world.conversation()
+    leaf = await chain(postgres_url, conversation, 2_000)
+    times = []
+    for _ in range(7):
+        started = time.perf_counter()
+        branch = await store.conversations.branch(leaf)
+        times.append(time.perf_counter() - started)
+    assert [message.id for message in branch] == [f"msg_{n}" for n in range(1, 2_001)]
+    # About 20 ms on two slow cores; the limit leaves room for a busy machine, and none for a walk that is not linear.
+    assert min(times) < 0.1
+
+    started = time.perf_counter()
+    page = await store.conversations.branch_page("alice", conversation.id, leaf=leaf, cursor=None, limit=30)
+    assert len(page.items) == 30
+    assert time.perf_counter() - started < 0.1
+
+    await store.conversations.delete("alice", conversation.id)
