@@ -93,6 +93,7 @@ class RedisLog(StreamLog):
         self._wake_key = arguments(b"wake:{p00}:%b" % os.urandom(8).hex().encode())
         self._woken_to = b"0-0"
         self._waking: asyncio.Task[None] | None = None
+        self._wake_wanted = False
 
     async def open(self, response_id: str, attempt: int) -> int:
         key = self._key(response_id)
@@ -241,16 +242,23 @@ class RedisLog(StreamLog):
         return found, woken
 
     def wake(self) -> None:
+        self._wake_wanted = True
         if self._waking is None or self._waking.done():
             self._waking = asyncio.get_running_loop().create_task(self._wake())
 
     async def _wake(self) -> None:
-        command = b"*7\r\n$4\r\nXADD\r\n%b$6\r\nMAXLEN\r\n$1\r\n1\r\n$1\r\n*\r\n$1\r\nw\r\n$1\r\n1\r\n" % self._wake_key
-        try:
-            await self._reads.call(command + _command(b"EXPIRE", self._wake_key, b"%d" % _WAKE_TTL_S), 2)
-        except LogUnavailable:
-            # Then the tail is in no better state; breaking it ends the wait just the same.
-            self._tails.drop()
+        command = (
+            b"*7\r\n$4\r\nXADD\r\n%b$6\r\nMAXLEN\r\n$1\r\n1\r\n$1\r\n*\r\n$1\r\nw\r\n$1\r\n1\r\n" % self._wake_key
+            + _command(b"EXPIRE", self._wake_key, b"%d" % _WAKE_TTL_S)
+        )
+        while self._wake_wanted:
+            # One more may be wanted while this one is under way: the tail may have used it up before that.
+            self._wake_wanted = False
+            try:
+                await self._reads.call(command, 2)
+            except LogUnavailable:
+                # Then the tail is in no better state; breaking it ends the wait just the same.
+                self._tails.drop()
 
     async def expire(self, response_ids: Sequence[str], ttl_s: float) -> None:
         ttl = b"%d" % max(1, int(ttl_s * 1000))
