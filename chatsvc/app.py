@@ -1,1 +1,284 @@
-"""Placeholder, replaced in the commits that follow."""
+"""The composition root: opens every part in order, hands each what it needs, and closes them in reverse.
+
+    socket ─▶ data directory ─▶ Postgres, Redis ─▶ migrations ─▶ store ─▶ log, hub, writer ─▶ engines ─▶ scheduler ─▶
+    API
+
+Shutting down: new work is refused and ``/readyz`` says so, running replies finish within the grace time, what cannot
+finish ends honestly, readers are let go, then everything closes. A second signal cuts the grace time short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+import uvicorn
+
+from chatsvc.api.application import create_api
+from chatsvc.api.asgi import ASGIApp
+from chatsvc.api.direct import StreamingProtocol
+from chatsvc.api.sse import Streams
+from chatsvc.api.stream import StoreSource
+from chatsvc.clock import SystemClock
+from chatsvc.config import UNNAMED_MODEL, Config
+from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
+from chatsvc.errors import ConfigError
+from chatsvc.inference.base import Engine
+from chatsvc.inference.factory import create_engine, default_model_name
+from chatsvc.scheduler import Scheduler
+from chatsvc.store import migrate, open_store
+from chatsvc.streamlog.hub import Hub
+from chatsvc.streamlog.redis import RedisLog
+from chatsvc.streamlog.resume import Resumer
+from chatsvc.streamlog.writer import LogWriter
+
+_log = structlog.get_logger(__name__)
+
+WEB_DIST: Final = Path(__file__).parent / "web" / "dist"
+BACKLOG: Final = 4096
+DEAD_PEER_MS: Final = 30_000
+"""A peer that acknowledges nothing for so long is dropped by the kernel:
+
+two heartbeats (RFC 5482, ``TCP_USER_TIMEOUT``).
+"""
+CLOSING_S: Final = 3
+"""Streams and requests that are still open have this long to end once the drain is over."""
+
+
+class _Signals:
+    """The first SIGTERM or SIGINT asks to shut down, the next one to hurry."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def _on_signal(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Listen for the length of a block."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+async def serve(config: Config) -> int:
+    """Run the service until SIGTERM or SIGINT. Returns the process's exit code.
+
+    Raises ``ConfigError`` and other ``ChatError`` with a plain sentence when a part cannot be opened.
+    """
+    signals = _Signals()
+    with signals.installed():
+        async with AsyncExitStack() as stack:
+            opening = asyncio.create_task(_open(stack, config), name="open all parts")
+            if not await _unless(signals.stop, opening):
+                _log.info("stopped while starting")
+                return 0
+            scheduler, server, streams = opening.result()
+            await signals.stop.wait()
+            await _shut_down(config, scheduler, server, streams, signals.hurry)
+    _log.info("stopped")
+    return 0
+
+
+async def _unless(event: asyncio.Event, task: asyncio.Task[_Opened]) -> bool:
+    """Wait for a task; when the event comes first, cancel it. True when the task finished. Raises what it raised."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+            return True
+        return False
+    finally:
+        for other in (task, waiting):
+            other.cancel()
+        await asyncio.gather(task, waiting, return_exceptions=True)
+
+
+async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
+    """Open everything onto the stack, in order; returns what the shutdown needs."""
+    listener = stack.enter_context(_listener(config))
+    stack.enter_context(lock_data_dir(config.data_dir))
+    database_url = config.database.url or await stack.enter_async_context(embedded_postgres(config.data_dir, _progress))
+    redis_url = config.database.redis_url or await stack.enter_async_context(embedded_redis(config.data_dir, _progress))
+    await migrate(database_url)
+    store = await stack.enter_async_context(
+        open_store(database_url, pool_size=config.database.pool_size, timeout_s=config.database.timeout_s)
+    )
+    log = RedisLog(redis_url, timeout_s=config.database.timeout_s)
+    stack.push_async_callback(log.aclose)
+    hub = Hub(log)
+    writer = LogWriter(
+        log, hub, batch_ms=config.stream.batch_ms, batch_tokens=config.stream.batch_tokens, holds=store.runs.holds
+    )
+    stack.push_async_callback(writer.aclose)
+    await stack.enter_async_context(_running(hub.run(), "hub"))
+    await stack.enter_async_context(_running(writer.run(), "log writer"))
+    config, default_model = _named(config)
+    engines = await _open_engines(stack, config) if "worker" in config.roles else {}
+    clock = SystemClock()
+    scheduler = Scheduler(
+        store=store,
+        log=log,
+        writer=writer,
+        engines=engines,
+        default_model=default_model,
+        config=config,
+        clock=clock,
+    )
+    stack.push_async_callback(scheduler.aclose)
+    await stack.enter_async_context(_running(scheduler.run(), "scheduler"))
+    resumer = Resumer(hub, StoreSource(store))
+    streams = Streams(resumer, heartbeat_s=config.stream.heartbeat_s, buffer_events=config.stream.buffer_events)
+    await stack.enter_async_context(_running(resumer.run(), "resumer"))
+    await stack.enter_async_context(_running(streams.run(), "heartbeats"))
+    api = await create_api(
+        config=config,
+        store=store,
+        log=log,
+        hub=hub,
+        scheduler=scheduler,
+        clock=clock,
+        streams=streams,
+        web_dist=WEB_DIST,
+    )
+    server = await stack.enter_async_context(_serving(api, listener))
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    _log.info("ready", address=f"http://{shown}:{port}{config.server.base_path}", models=sorted(config.models))
+    return scheduler, server, streams
+
+
+_Opened = tuple[Scheduler, uvicorn.Server, Streams]
+
+
+async def _shut_down(
+    config: Config, scheduler: Scheduler, server: uvicorn.Server, streams: Streams, hurry: asyncio.Event
+) -> None:
+    _log.info("shutting down", grace_s=config.server.grace_s, running=scheduler.dispatcher.active_count)
+    draining = asyncio.create_task(scheduler.drain(config.server.grace_s), name="drain")
+    hurrying = asyncio.create_task(hurry.wait(), name="wait for a second signal")
+    await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    if not draining.done():
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+        await scheduler.drain(0)
+    streams.close()
+    server.should_exit = True
+
+
+def _progress(line: str) -> None:
+    _log.info(line)
+
+
+@contextmanager
+def _listener(config: Config) -> Iterator[socket.socket]:
+    """The bound socket; it listens once everything else is open. Raises ``ConfigError`` when the address is taken."""
+    host, port = config.server.host, config.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+        listener.setblocking(False)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(
+                [f"cannot listen on {host}:{port}: {reason}. Stop what uses it, or choose another CHATSVC_PORT."]
+            ) from error
+        yield listener
+
+
+def _named(config: Config) -> tuple[Config, str]:
+    """The configuration with every model under the name it is served by, and the default one's name."""
+    models = {
+        default_model_name(model.engine) if name == UNNAMED_MODEL else name: model
+        for name, model in config.models.items()
+    }
+    default = next((name for name, model in models.items() if model.default), next(iter(models)))
+    return msgspec.structs.replace(config, models=models), default
+
+
+async def _open_engines(stack: AsyncExitStack, config: Config) -> Mapping[str, Engine]:
+    engines: dict[str, Engine] = {}
+    for name, model in config.models.items():
+        engine = create_engine(
+            model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
+        )
+        stack.push_async_callback(engine.aclose)
+        await engine.start(_progress)
+        engines[name] = engine
+    return engines
+
+
+@asynccontextmanager
+async def _running(loop: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run a part's loop for the length of a block."""
+    task = asyncio.create_task(loop, name=name)
+    task.add_done_callback(_die_with)
+    try:
+        yield
+    finally:
+        task.remove_done_callback(_die_with)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _die_with(task: asyncio.Task[None]) -> None:
+    """A loop that ends by itself leaves the service half alive: better to shut down and be restarted."""
+    _log.error("a part of the server ended", part=task.get_name(), exc_info=task.exception())
+    signal.raise_signal(signal.SIGTERM)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the order of shutting down is ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def _serving(api: ASGIApp, listener: socket.socket) -> AsyncIterator[uvicorn.Server]:
+    server = _Server(
+        uvicorn.Config(
+            api,
+            http=StreamingProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,  # addresses of streams carry tokens
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,  # the TCP peer decides whom to believe, so nobody may rewrite it
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSING_S,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        while not server.started and not task.done():  # noqa: ASYNC110  # the library has a flag and no event
+            await asyncio.sleep(0.01)
+        if task.done():
+            await task
+        yield server
+    finally:
+        server.should_exit = True
+        await task

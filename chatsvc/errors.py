@@ -18,7 +18,7 @@ what to do, and never hold message text or secrets.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class ChatError(Exception):
@@ -200,3 +200,18 @@ class ConfigError(ChatError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+def _tree(kind: type[ChatError]) -> dict[str, type[ChatError]]:
+    found = {kind.code: kind}
+    for child in kind.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+_BY_CODE: Final = _tree(ChatError)
+
+
+def kind_of(code: str) -> type[ChatError]:
+    """The class with this code; ``ChatError`` itself for codes that are not of this tree (an older version's, say)."""
+    return _BY_CODE.get(code, ChatError)

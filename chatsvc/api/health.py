@@ -1,0 +1,67 @@
+"""Alive, able to serve, and in numbers.
+
+``/healthz`` says that the process answers; nothing else may make it fail, or a database's trouble gets every replica
+killed. ``/readyz`` says whether new work would be taken here; a load balancer sends readers elsewhere when it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from chatsvc.errors import Unavailable
+from chatsvc.scheduler import Scheduler
+
+
+class ReadyOut(msgspec.Struct, frozen=True):
+    """``/readyz``. ``checks`` has "ok" or what is wrong, by part."""
+
+    ready: bool
+    checks: dict[str, str]
+
+
+async def _checked(check: Callable[[], Awaitable[Any]]) -> str:
+    try:
+        await check()
+    except Unavailable as error:
+        return error.detail
+    return "ok"
+
+
+async def readiness(scheduler: Scheduler, parts: Mapping[str, Callable[[], Awaitable[Any]]]) -> ReadyOut:
+    """Ask every part at the same time. Redis is asked but not needed: replies go on without it."""
+    answers = await asyncio.gather(*(_checked(check) for check in parts.values()))
+    checks = dict(zip(parts, answers, strict=True))
+    for model, health in scheduler.health().items():
+        checks[f"engine {model}"] = "ok" if health.ready else (health.reason or "not ready")
+    if scheduler.draining:
+        checks["server"] = "shutting down"
+    needed = {name: answer for name, answer in checks.items() if name != "redis"}
+    return ReadyOut(all(answer == "ok" for answer in needed.values()), checks)
+
+
+def health_routes(
+    scheduler: Scheduler, registry: CollectorRegistry, parts: Mapping[str, Callable[[], Awaitable[Any]]]
+) -> list[HTTPRouteHandler]:
+    """The three routes."""
+
+    @get("/healthz", summary="Is the process alive", tags=("operation",), sync_to_thread=False)
+    def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @get("/readyz", summary="Would new work be taken here", tags=("operation",))
+    async def readyz() -> Response[ReadyOut]:
+        ready = await readiness(scheduler, parts)
+        return Response(ready, status_code=200 if ready.ready else 503, headers={"cache-control": "no-store"})
+
+    @get("/metrics", summary="Prometheus metrics", tags=("operation",), sync_to_thread=False)
+    def metrics() -> Response[bytes]:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return [healthz, readyz, metrics]

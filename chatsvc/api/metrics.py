@@ -1,0 +1,67 @@
+"""The service in numbers, read from the parts at the moment somebody asks (Prometheus' pull model).
+
+Names start with ``chatsvc_``; nothing here has a user, a conversation or a text in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from chatsvc.scheduler import Scheduler
+from chatsvc.streamlog.hub import Hub
+
+
+class _PartsCollector(Collector):
+    def __init__(self, scheduler: Scheduler, hub: Hub) -> None:
+        self._scheduler = scheduler
+        self._hub = hub
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._runs()
+        yield from self._readers()
+        yield from self._engine_loads()
+
+    def _runs(self) -> Iterator[Metric]:
+        dispatcher = self._scheduler.dispatcher
+        yield GaugeMetricFamily("chatsvc_runs_active", "Replies this process is writing.", dispatcher.active_count)
+        yield GaugeMetricFamily("chatsvc_runs_waiting", "Replies waiting in this process.", dispatcher.waiting_count)
+        ended = CounterMetricFamily("chatsvc_runs_ended", "Replies this process ended.", labels=["model", "status"])
+        for (model, status), count in self._scheduler.ended.items():
+            ended.add_metric([model, status], count)
+        yield ended
+        tokens = CounterMetricFamily("chatsvc_tokens", "Tokens of ended replies.", labels=["model", "kind"])
+        for (model, kind), count in self._scheduler.tokens.items():
+            tokens.add_metric([model, kind], count)
+        yield tokens
+
+    def _readers(self) -> Iterator[Metric]:
+        hub = self._hub
+        yield GaugeMetricFamily("chatsvc_streams_open", "Readers attached to replies.", hub.subscribers)
+        yield GaugeMetricFamily("chatsvc_logs_followed", "Replies followed through the stream log.", hub.followed)
+        yield CounterMetricFamily("chatsvc_stream_deliveries", "Events handed to readers.", hub.delivered)
+        yield CounterMetricFamily("chatsvc_streams_cut", "Readers cut for being too slow.", hub.cut)
+
+    def _engine_loads(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily("chatsvc_engine_running", "Sequences being generated.", labels=["model"])
+        waiting = GaugeMetricFamily("chatsvc_engine_waiting", "Sequences in the engine's own queue.", labels=["model"])
+        ready = GaugeMetricFamily("chatsvc_engine_ready", "1 when the engine takes work.", labels=["model"])
+        health = self._scheduler.health()
+        for model, engine in self._scheduler.engines.items():
+            load = engine.load()
+            running.add_metric([model], load.running)
+            waiting.add_metric([model], load.waiting)
+            ready.add_metric([model], float(model in health and health[model].ready))
+        yield running
+        yield waiting
+        yield ready
+
+
+def create_registry(scheduler: Scheduler, hub: Hub) -> CollectorRegistry:
+    """A registry of our own: the library's global one is shared with every other user of it in the process."""
+    registry = CollectorRegistry()
+    registry.register(_PartsCollector(scheduler, hub))
+    return registry

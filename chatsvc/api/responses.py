@@ -1,0 +1,72 @@
+"""Replies: their state, and stop. Their stream is ``stream.py``'s."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from litestar import Controller, get, post
+
+from chatsvc.api.conversations import plausible
+from chatsvc.api.schemas import (
+    MeOut,
+    OpenReplies,
+    QuotaOut,
+    ResponseOut,
+    StopOut,
+    UsageOut,
+    UserOut,
+    response_out,
+)
+from chatsvc.api.stream_token import StreamTokens
+from chatsvc.clock import Clock
+from chatsvc.config import Config
+from chatsvc.limits import Principal
+from chatsvc.scheduler import Scheduler
+from chatsvc.store import Store
+
+USAGE_PERIOD: Final = timedelta(days=1)
+
+
+class ResponseController(Controller):
+    """``/v1/responses``."""
+
+    path = "/v1/responses"
+    tags = ("responses",)
+
+    @get("/{response_id:str}", summary="Read a reply's state")
+    async def read(
+        self, response_id: str, principal: Principal, store: Store, scheduler: Scheduler, tokens: StreamTokens
+    ) -> ResponseOut:
+        """Status, place in the queue while waiting, usage and error once ended."""
+        run = await store.runs.get(principal.user_id, plausible(response_id, "response"))
+        return response_out(run, await scheduler.position(run), tokens.url)
+
+    @post("/{response_id:str}/stop", status_code=202, summary="Stop a reply")
+    async def stop(self, response_id: str, principal: Principal, scheduler: Scheduler) -> StopOut:
+        """Stop generating and keep the text. Idempotent; a reply that has ended stays as it is."""
+        return StopOut((await scheduler.stop(principal.user_id, plausible(response_id, "response"))).status)
+
+
+class MeController(Controller):
+    """``/v1/me``."""
+
+    path = "/v1/me"
+    tags = ("me",)
+
+    @get(summary="Who am I, and what is left")
+    async def me(self, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
+        """The caller, their tier, what they used in the last day, and what they may still start."""
+        since = clock.now() - USAGE_PERIOD
+        usage = await store.users.usage(principal.user_id, since)
+        open_ids = [run.id for run in await store.runs.open_runs(principal.user_id)]
+        limit = config.tiers[principal.tier].max_open_replies
+        return MeOut(
+            user=UserOut(principal.user_id),
+            tier=principal.tier.value,
+            usage=UsageOut(since, usage.prompt_tokens, usage.cached_tokens, usage.output_tokens),
+            quota=QuotaOut(
+                OpenReplies(limit, len(open_ids), max(0, limit - len(open_ids)), open_ids),
+                refills_at=None,
+            ),
+        )

@@ -1,0 +1,146 @@
+"""``GET /v1/responses/{id}/stream``: whose reply it is, where the reader stands, and then the log's events, to the end.
+
+Served on the bare ASGI interface: the framework would add work to each event and cannot notice a reader that left.
+
+A native ``EventSource`` gives up for good on any status but 200. So what is permanent (unknown, foreign, malformed) is
+a problem document, and what passes (Postgres away) is an empty stream with a ``retry``: the client comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import parse_qs
+
+import structlog
+
+from chatsvc.api.asgi import Receive, Scope, Send
+from chatsvc.api.auth import Authenticator
+from chatsvc.api.conversations import plausible
+from chatsvc.api.sse import HEADERS, Streams, retry_line
+from chatsvc.api.stream_token import StreamTokens
+from chatsvc.errors import InvalidCursor, NotAuthenticated, StoreUnavailable
+from chatsvc.events import MAX_SEQ, Queued, passing_frame
+from chatsvc.run import Run, RunStatus
+from chatsvc.scheduler import Scheduler
+from chatsvc.scheduler.ending import terminal_event_of
+from chatsvc.store import Store
+from chatsvc.streamlog.resume import StoredReply
+
+_log = structlog.get_logger(__name__)
+
+_MAX_CURSOR_DIGITS: Final = 40
+"""Longer ones are no cursor of anybody's; everything up to here is at worst from the future."""
+
+
+class StoreSource:
+    """The store as readers of the log need it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def reply(self, response_id: str) -> StoredReply:
+        """What is stored of a reply, partial text included. Raises ``NotFound`` and ``StoreUnavailable``."""
+        stored = await self._store.runs.reply(response_id)
+        return StoredReply(
+            status=stored.run.status,
+            text=stored.text,
+            text_seq=stored.text_seq,
+            terminal=terminal_event_of(stored.run),
+            last_seq=stored.run.last_seq,
+        )
+
+    async def ended(self, response_ids: Collection[str]) -> Collection[str]:
+        """Which of these have ended or are gone. Raises ``StoreUnavailable``."""
+        return await self._store.runs.ended(response_ids)
+
+
+class ResponseStream:
+    """The route."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        streams: Streams,
+        scheduler: Scheduler,
+        authenticator: Authenticator,
+        tokens: StreamTokens,
+    ) -> None:
+        self._store = store
+        self._streams = streams
+        self._scheduler = scheduler
+        self._authenticator = authenticator
+        self._tokens = tokens
+
+    async def __call__(self, response_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one reader. Raises ``ChatError`` before anything was sent."""
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        cursor = _cursor(scope, query)
+        try:
+            run = await self._run_for_caller(plausible(response_id, "response"), scope, query)
+        except StoreUnavailable as error:
+            _log.warning("stream put off", run_id=response_id, reason=error.detail)
+            await _put_off(send)
+            return
+        if run.status.ended and cursor >= run.last_seq:
+            await send({"type": "http.response.start", "status": HTTPStatus.NO_CONTENT, "headers": _NO_STORE})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        stream = self._streams.open(scope, receive, send)
+        if run.status is not RunStatus.QUEUED:
+            await stream.run(response_id, cursor)
+            return
+
+        def tell(queued: Queued) -> None:
+            stream.push_passing(passing_frame(queued))
+
+        watch = self._scheduler.watch_position(run, tell)
+        try:
+            await stream.run(response_id, cursor)
+        finally:
+            watch.close()
+
+    async def _run_for_caller(self, response_id: str, scope: Scope, query: dict[str, list[str]]) -> Run:
+        """The run, if the caller's token or identity opens it. Raises ``NotAuthenticated`` and ``NotFound``."""
+        token = query.get("token", [""])[-1]
+        if token and self._tokens.is_good(response_id, token):
+            return (await self._store.runs.reply(response_id)).run
+        client = scope.get("client")
+        try:
+            principal = self._authenticator.authenticate(client[0] if client else None, scope["headers"])
+        except NotAuthenticated as error:
+            if token:
+                raise NotAuthenticated(
+                    "The token in this stream's address is not valid, or has expired. Read the conversation again for "
+                    "a new address."
+                ) from error
+            raise
+        return await self._store.runs.get(principal.user_id, response_id)
+
+
+async def _put_off(send: Send) -> None:
+    """An empty stream: an ``EventSource`` comes back with the same cursor after ``retry``."""
+    await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": HEADERS})
+    await send({"type": "http.response.body", "body": retry_line(), "more_body": False})
+
+
+_NO_STORE: Final = [(b"cache-control", b"no-store")]
+
+
+def _cursor(scope: Scope, query: dict[str, list[str]]) -> int:
+    """The last seq the client has seen; 0 for none. The header wins: a reconnecting EventSource repeats the old query.
+
+    Raises ``InvalidCursor`` for anything but ASCII digits.
+    """
+    values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"]
+    text = (values or query.get("last_event_id") or [""])[-1].strip()
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > _MAX_CURSOR_DIGITS:
+        raise InvalidCursor(
+            f"A cursor is the id of the last event seen: up to {_MAX_CURSOR_DIGITS} decimal digits and nothing else.",
+            field="last_event_id",
+        )
+    return min(int(text), MAX_SEQ)

@@ -1,0 +1,208 @@
+"""Starts waiting runs whenever an engine has a free slot, and owns the tasks that carry them out.
+
+The queue in this process only proposes. Postgres decides: ``claim`` is a compare-and-set, so two workers that propose
+the same run start it once. Notifications are hints; a sweep of the queued rows finds what a lost hint would have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from chatsvc.errors import StoreUnavailable
+from chatsvc.inference.base import Engine
+from chatsvc.run import Run
+from chatsvc.scheduler.active import ActiveRun, Interrupt
+from chatsvc.scheduler.queue import RunQueue, Waiting
+from chatsvc.scheduler.runner import Runner
+from chatsvc.scheduler.throughput import Throughput
+from chatsvc.store import Store
+
+_log = structlog.get_logger(__name__)
+
+SWEEP_S: Final = 5.0
+"""How often the queued rows are read for runs whose notification was lost."""
+RETRY_S: Final = 0.5
+
+
+class Dispatcher:
+    """The runs of this process: waiting, active, ending."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queue: RunQueue,
+        engines: Mapping[str, Engine],
+        slots: Mapping[str, int],
+        runner: Runner,
+        throughput: Throughput,
+        worker_id: str,
+    ) -> None:
+        self.worker_id = worker_id
+        self._store = store
+        self._queue = queue
+        self._engines = engines
+        self._slots = slots
+        self._runner = runner
+        self._throughput = throughput
+        self._active: dict[str, ActiveRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._work = asyncio.Event()
+        self._sweep = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._unready: set[str] = set()
+
+    # What others tell it ------------------------------------------------------------------------------------------
+
+    def offer(self, run_id: str, model: str) -> None:
+        """A run waits. Called for runs posted here and for those that Postgres notifies of."""
+        if run_id not in self._active and model in self._engines:
+            self._queue.put(Waiting(run_id, model))
+            self._work.set()
+
+    def interrupt(self, run_id: str, why: Interrupt) -> bool:
+        """Cut a run short if it is in this process; False when it is not."""
+        self._queue.discard(run_id)
+        active = self._active.get(run_id)
+        if active is None:
+            return False
+        active.interrupt(why)
+        return True
+
+    def give_up(self, run_id: str, attempt: int) -> None:
+        """The lease on this attempt is gone, by the word of Postgres.
+
+        Runs that are being ended decide for themselves.
+        """
+        active = self._active.get(run_id)
+        if active is not None and active.run.attempt == attempt and not active.settling:
+            active.interrupt(Interrupt.LOST)
+
+    def set_ready(self, model: str, ready: bool) -> None:
+        """An engine that is not ready gets no work; its runs wait for it, or for another worker."""
+        if ready:
+            self._unready.discard(model)
+            self._work.set()
+        else:
+            self._unready.add(model)
+
+    # What others ask it -------------------------------------------------------------------------------------------
+
+    @property
+    def active_count(self) -> int:
+        """Runs being worked on."""
+        return len(self._active)
+
+    @property
+    def waiting_count(self) -> int:
+        """Runs in this process's queue."""
+        return len(self._queue)
+
+    def attempts(self) -> set[tuple[str, int]]:
+        """Run id and attempt of every run being worked on."""
+        return {(active.run.id, active.run.attempt) for active in self._active.values()}
+
+    def active(self, run_id: str) -> ActiveRun | None:
+        """The run, if this process works on it."""
+        return self._active.get(run_id)
+
+    # What it does -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._dispatch_when_there_is_work(), name="dispatch waiting runs")
+            tasks.create_task(self._sweep_now_and_then(), name="sweep the queue")
+
+    def sweep_soon(self) -> None:
+        """Read the queued rows now: notifications may have been missed."""
+        self._sweep.set()
+
+    async def _dispatch_when_there_is_work(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                await self._dispatch()
+            except StoreUnavailable as error:
+                _log.warning("dispatch postponed", reason=error.detail)
+                await asyncio.sleep(RETRY_S)
+                self._work.set()
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            self._sweep.clear()
+            try:
+                for run in await self._store.runs.queued():
+                    self.offer(run.id, run.model)
+            except StoreUnavailable as error:
+                _log.warning("sweep of the queue postponed", reason=error.detail)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S):
+                    await self._sweep.wait()
+
+    async def _dispatch(self) -> None:
+        while not self._draining and (taken := self._queue.take(self._free())):
+            try:
+                claimed = await self._store.runs.claim([waiting.run_id for waiting in taken], self.worker_id)
+            except BaseException:
+                for waiting in taken:
+                    self._queue.put(waiting)
+                raise
+            for run in claimed:
+                self._start(run)
+
+    def _free(self) -> dict[str, int]:
+        used: dict[str, int] = {}
+        for active in self._active.values():
+            used[active.run.model] = used.get(active.run.model, 0) + 1
+        return {
+            model: free
+            for model, slots in self._slots.items()
+            if model not in self._unready and (free := slots - used.get(model, 0)) > 0
+        }
+
+    def _start(self, run: Run) -> None:
+        active = ActiveRun(run)
+        self._active[run.id] = active
+        self._idle.clear()
+        self._tasks[run.id] = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
+
+    async def _carry_out(self, active: ActiveRun) -> None:
+        try:
+            with self._throughput.measure(active.run.model):
+                await self._runner.execute(active)
+        finally:
+            del self._active[active.run.id]
+            del self._tasks[active.run.id]
+            active.ended.set()
+            self._work.set()
+            if not self._active:
+                self._idle.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.warning("grace time is over", still_running=len(self._active))
+            for active in list(self._active.values()):
+                active.interrupt(Interrupt.DRAIN)
+            # What remains is a compare-and-set and one append each; only an absent Postgres can hold it up.
+            await asyncio.wait(list(self._tasks.values()), timeout=5.0)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and wait for it."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,56 @@
+"""How an end looks: one function from how a run ended to its terminal event, for log and replay alike (L3, L5)."""
+
+from __future__ import annotations
+
+import structlog
+
+from chatsvc.errors import kind_of
+from chatsvc.events import Done, Error, Event
+from chatsvc.limits import Usage
+from chatsvc.run import Run, RunStatus
+from chatsvc.streamlog.base import Fenced
+from chatsvc.streamlog.writer import LogWriter
+
+_log = structlog.get_logger(__name__)
+
+
+def terminal_event(
+    *, message_id: str, finish_reason: str | None, usage: Usage, error_code: str | None, error_message: str | None
+) -> Event:
+    """The event that ends the log of a run that ended like this."""
+    if error_code is None:
+        return Done(message_id=message_id, finish_reason=finish_reason or "stop", usage=usage)
+    kind = kind_of(error_code)
+    return Error(code=error_code, message=error_message or kind.title, retryable=kind.retryable)
+
+
+def terminal_event_of(run: Run) -> Event | None:
+    """The event that ends the log of this run; None while it has not ended."""
+    if not run.status.ended:
+        return None
+    return terminal_event(
+        message_id=run.message_id,
+        finish_reason="stopped" if run.status is RunStatus.STOPPED else run.finish_reason,
+        usage=run.usage,
+        error_code=run.error_code if run.status is RunStatus.FAILED else None,
+        error_message=run.error_message,
+    )
+
+
+async def announce(writer: LogWriter, run: Run, ttl_s: float) -> None:
+    """Append the end of a run that has ended in the store, unless its log holds it already.
+
+    For ends that no runner of this process has written: a stop in the queue, a run taken over from a dead worker.
+    Readers learn of the end from the store all the same when this cannot be written.
+    """
+    event = terminal_event_of(run)
+    if event is None:
+        raise ValueError(f"run {run.id} has not ended")
+    try:
+        reply = await writer.open(run.id, run.attempt)
+    except Fenced:
+        return
+    if reply.last_seq < run.last_seq:
+        reply.event(event)
+    await reply.close(ttl_s)
+    _log.info("run ended elsewhere was announced", run_id=run.id, status=run.status)

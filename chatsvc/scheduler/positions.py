@@ -1,0 +1,84 @@
+"""Tells waiting readers where they stand: one look at the queue a second for all of them, none when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from chatsvc.errors import StoreUnavailable
+from chatsvc.events import Queued
+from chatsvc.run import Run
+from chatsvc.scheduler.throughput import Throughput
+from chatsvc.store import Store
+
+_log = structlog.get_logger(__name__)
+
+REFRESH_S: Final = 1.0
+
+Teller = Callable[[Queued], None]
+
+
+class Watch:
+    """A reader's wish to be told. ``close`` it when the reader goes or its run has begun."""
+
+    def __init__(self, run: Run, teller: Teller, watches: set[Watch]) -> None:
+        self.run = run
+        self.teller = teller
+        self.told: Queued | None = None
+        self._watches = watches
+
+    def close(self) -> None:
+        """Be told no more. Idempotent."""
+        self._watches.discard(self)
+
+
+class Positions:
+    """Positions of queued runs, for streams and for single answers."""
+
+    def __init__(self, store: Store, throughput: Throughput) -> None:
+        self._store = store
+        self._throughput = throughput
+        self._watches: set[Watch] = set()
+        self._wanted = asyncio.Event()
+
+    def watch(self, run: Run, teller: Teller) -> Watch:
+        """Call ``teller`` with the position now and whenever it changes, while the run is queued."""
+        watch = Watch(run, teller, self._watches)
+        self._watches.add(watch)
+        self._wanted.set()
+        return watch
+
+    async def of(self, run: Run) -> Queued | None:
+        """The run's position now; None when it is not queued any more. Raises ``StoreUnavailable``."""
+        return self._queued(run, (await self._store.runs.positions()).get(run.id))
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self._wanted.wait()
+            # Whoever comes while Postgres is being asked may be missing from its answer: next round.
+            asked = list(self._watches)
+            try:
+                self._tell(asked, await self._store.runs.positions())
+            except StoreUnavailable as error:
+                _log.warning("positions not refreshed", reason=error.detail)
+            await asyncio.sleep(REFRESH_S)
+            if not self._watches:
+                self._wanted.clear()
+
+    def _tell(self, asked: list[Watch], positions: dict[str, int]) -> None:
+        for watch in asked:
+            queued = self._queued(watch.run, positions.get(watch.run.id))
+            if queued is None:
+                watch.close()
+            elif queued != watch.told:
+                watch.told = queued
+                watch.teller(queued)
+
+    def _queued(self, run: Run, position: int | None) -> Queued | None:
+        if position is None:
+            return None
+        return Queued(position=position, eta_s=self._throughput.wait_s(run.model, position), tier=run.tier)

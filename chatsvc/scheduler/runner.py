@@ -1,0 +1,252 @@
+"""One run, from its claim to its one end (L4, L5). This is the main path of the service:
+
+    claimed run ─▶ branch from the store ─▶ context.assemble ─▶ engine.render ─▶ engine.generate
+                ─▶ deltas into the log ─▶ store.finish (compare-and-set) ─▶ terminal event into the log
+
+The final text is in Postgres before ``done`` is in the log; when Postgres is away the end waits for it. Whatever goes
+wrong on the way, the run ends: as complete, stopped or failed, or back in the queue when nothing was shown yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Final, TypeVar
+
+import structlog
+
+from chatsvc.clock import Clock
+from chatsvc.context.assemble import assemble
+from chatsvc.context.budget import reply_limit
+from chatsvc.errors import ChatError, Draining, StoreUnavailable
+from chatsvc.events import Context, Start
+from chatsvc.inference.base import Engine
+from chatsvc.limits import TierName, Usage
+from chatsvc.prompt import Prompt, Sampling
+from chatsvc.run import Outcome, Run, RunStatus
+from chatsvc.scheduler.active import ActiveRun, Interrupt
+from chatsvc.scheduler.checkpoint import Checkpointer
+from chatsvc.scheduler.ending import terminal_event
+from chatsvc.store import Store
+from chatsvc.streamlog.base import Fenced
+from chatsvc.streamlog.writer import LogWriter, ReplyWriter
+
+_log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+PRIORITY: Final = {TierName.PRO: 0, TierName.PLUS: 1, TierName.FREE: 2}
+DEFAULT_TEMPERATURE: Final = 0.7
+_RETRY_FIRST_S: Final = 0.1
+_RETRY_MOST_S: Final = 2.0
+
+
+class _Progress:
+    """What a generation has come to so far; read after it ended, however it ended."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.finish_reason: str | None = None
+        self.failure: ChatError | None = None
+
+
+class Runner:
+    """Carries out claimed runs. Stateless but for what is handed in."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        writer: LogWriter,
+        engines: Mapping[str, Engine],
+        checkpoints: Checkpointer,
+        clock: Clock,
+        log_ttl_s: float,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._engines = engines
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._log_ttl_s = log_ttl_s
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Replies ended by this process, by model and status."""
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        """Tokens they used, by model and kind, on every kind of end."""
+
+    async def execute(self, active: ActiveRun) -> None:
+        """See the run to its end. Raises nothing but ``CancelledError``."""
+        run = active.run
+        with structlog.contextvars.bound_contextvars(run_id=run.id, conversation_id=run.conversation_id):
+            try:
+                reply = await self._writer.open(run.id, run.attempt)
+            except Fenced:
+                _log.info("run was taken over before it began", attempt=run.attempt)
+                return
+            progress = _Progress()
+            try:
+                self._checkpoints.track(active, reply, lambda: progress.usage)
+                await self._generate(active, reply, progress)
+            finally:
+                self._checkpoints.forget(run.id)
+            if active.why is Interrupt.GONE or active.why is Interrupt.LOST or reply.fenced:
+                reply.discard()
+                _log.info("run given up", why="fenced" if active.why is None else active.why.value)
+            else:
+                await self._end(active, reply, progress)
+            self._count(run, progress)
+
+    def _count(self, run: Run, progress: _Progress) -> None:
+        usage = progress.usage
+        for kind, count in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("output", usage.output_tokens),
+        ):
+            self.tokens[run.model, kind] += count
+
+    async def _generate(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
+        generation = asyncio.create_task(self._produce(active.run, reply, progress), name=f"generate {active.run.id}")
+        active.guard(generation)
+        try:
+            await generation
+        except asyncio.CancelledError:
+            if active.why is None:  # our own task is being cancelled, not the generation
+                raise
+        except ChatError as error:
+            progress.failure = error
+            _log.warning("generation failed", code=error.code, detail=error.detail)
+        except Exception as error:  # noqa: BLE001
+            # The last line of defence: whatever a backend throws must end the run honestly, not leave it hanging.
+            progress.failure = ChatError("The server failed to finish this reply.")
+            _log.exception("generation failed unexpectedly", error_type=type(error).__name__)
+
+    async def _produce(self, run: Run, reply: ReplyWriter, progress: _Progress) -> None:
+        engine = self._engines[run.model]
+        if reply.last_seq == 0:
+            reply.event(
+                Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=self._clock.now())
+            )
+        prompt = await self._prompt(run, engine)
+        window = engine.limits.window
+        sampling = Sampling(
+            max_tokens=reply_limit(prompt_tokens=prompt.tokens, window=window, requested=run.max_tokens),
+            temperature=DEFAULT_TEMPERATURE if run.temperature is None else run.temperature,
+        )
+        progress.usage = Usage(prompt_tokens=prompt.tokens)
+        output_tokens = 0
+        first = True
+        request_id = f"{run.id}.{run.attempt}"
+        async with aclosing(engine.generate(prompt, sampling, request_id, PRIORITY[run.tier])) as chunks:
+            async for chunk in chunks:
+                output_tokens += chunk.output_tokens
+                progress.usage = Usage(
+                    prompt_tokens=prompt.tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
+                    cached_tokens=chunk.cached_tokens or 0,
+                    output_tokens=output_tokens,
+                )
+                if first:
+                    first = False
+                    reply.event(_context_event(progress.usage, chunk.cached_tokens, window))
+                if chunk.text:
+                    reply.delta(chunk.text, chunk.output_tokens)
+                if chunk.finish_reason is not None:
+                    progress.finish_reason = chunk.finish_reason
+                if reply.fenced:
+                    return
+
+    async def _prompt(self, run: Run, engine: Engine) -> Prompt:
+        branch = await _patiently(lambda: self._store.conversations.branch(run.user_message_id))
+        conversation = await _patiently(lambda: self._store.conversations.get(run.user_id, run.conversation_id))
+        return await engine.render(assemble(conversation.system_prompt, branch))
+
+    async def _end(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
+        run = active.run
+        active.settling = True
+        if _nothing_shown_and_not_our_fault(active, reply, progress):
+            requeued = await _patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq))
+            if requeued:
+                _log.info("run queued again, nothing was shown yet")
+                await reply.close(None)
+                return
+        outcome = _outcome(active, reply, progress)
+        won = await _patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
+        if not won:
+            _log.info("run had been ended elsewhere")
+            reply.discard()
+            return
+        reply.event(
+            terminal_event(
+                message_id=run.message_id,
+                finish_reason=outcome.finish_reason,
+                usage=outcome.usage,
+                error_code=outcome.error_code,
+                error_message=outcome.error_message,
+            )
+        )
+        await reply.close(self._log_ttl_s)
+        self.ended[run.model, outcome.status.value] += 1
+        _log.info(
+            "run ended",
+            status=outcome.status.value,
+            finish_reason=outcome.finish_reason,
+            error_code=outcome.error_code,
+            prompt_tokens=outcome.usage.prompt_tokens,
+            cached_tokens=outcome.usage.cached_tokens,
+            output_tokens=outcome.usage.output_tokens,
+        )
+
+
+def _context_event(usage: Usage, cached_tokens: int | None, window: int) -> Context:
+    return Context(
+        condensed=False,
+        summary_through=None,
+        retrieved=(),
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=cached_tokens,
+        window=window,
+    )
+
+
+def _nothing_shown_and_not_our_fault(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> bool:
+    return active.why is Interrupt.DRAIN and progress.finish_reason is None and not reply.text
+
+
+def _outcome(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> Outcome:
+    """Judge what happened. A reply that reached its own end is complete, even when a stop came with its last token."""
+    last_seq = reply.seal()
+    text = reply.text
+    if progress.finish_reason is not None:
+        return Outcome(
+            status=RunStatus.COMPLETE,
+            text=text,
+            last_seq=last_seq,
+            finish_reason=progress.finish_reason,
+            usage=progress.usage,
+        )
+    if active.why is Interrupt.STOP:
+        return Outcome(
+            status=RunStatus.STOPPED, text=text, last_seq=last_seq, finish_reason="stopped", usage=progress.usage
+        )
+    failure = progress.failure or Draining("The server was shut down before this reply was finished. Try again.")
+    return Outcome(
+        status=RunStatus.FAILED,
+        text=text,
+        last_seq=last_seq,
+        usage=progress.usage,
+        error_code=failure.code,
+        error_message=failure.detail,
+    )
+
+
+async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call on the store until Postgres answers: a running reply waits for it rather than being lost (L4)."""
+    wait_s = _RETRY_FIRST_S
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            _log.warning("waiting for the store", reason=error.detail, wait_s=wait_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, _RETRY_MOST_S)

@@ -1,0 +1,249 @@
+"""The scheduler as the API sees it, and the tasks behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+import structlog
+
+from chatsvc.clock import Clock
+from chatsvc.config import Config
+from chatsvc.errors import Draining, LogUnavailable, StoreUnavailable
+from chatsvc.events import Queued
+from chatsvc.inference.base import Engine, EngineHealth
+from chatsvc.limits import Principal
+from chatsvc.run import Run, RunStatus
+from chatsvc.scheduler.active import Interrupt
+from chatsvc.scheduler.checkpoint import Checkpointer
+from chatsvc.scheduler.dispatch import Dispatcher
+from chatsvc.scheduler.ending import announce
+from chatsvc.scheduler.lease import LeaseKeeper
+from chatsvc.scheduler.positions import Positions, Teller, Watch
+from chatsvc.scheduler.queue import FifoQueue
+from chatsvc.scheduler.runner import Runner
+from chatsvc.scheduler.submit import NewAnswer, NewMessage, Submitter
+from chatsvc.scheduler.throughput import Throughput
+from chatsvc.store import Signal, Store, Submitted
+from chatsvc.streamlog.base import StreamLog
+from chatsvc.streamlog.writer import LogWriter
+
+_log = structlog.get_logger(__name__)
+
+HEALTH_EVERY_S: Final = 2.0
+CLEAR_EVERY_S: Final = 600.0
+TEMPORARY_KEPT: Final = timedelta(hours=24)
+"""A temporary conversation is deleted when nothing has happened in it for so long."""
+
+
+class Scheduler:
+    """Take messages in, stop replies, say where they stand. ``run`` is to be kept running by whoever made it."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        log: StreamLog,
+        writer: LogWriter,
+        engines: Mapping[str, Engine],
+        default_model: str,
+        config: Config,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._streamlog = log
+        self._writer = writer
+        self.engines = engines
+        self._health: dict[str, EngineHealth] = {}
+        self._log_ttl_s = config.stream.log_ttl_s
+        self._draining = False
+        slots = {
+            name: min(engine.limits.slots, config.models[name].slots or engine.limits.slots)
+            for name, engine in engines.items()
+        }
+        throughput = Throughput(clock, slots)
+        self.positions = Positions(store, throughput)
+        self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
+        self._runner = Runner(
+            store=store,
+            writer=writer,
+            engines=engines,
+            checkpoints=self._checkpoints,
+            clock=clock,
+            log_ttl_s=self._log_ttl_s,
+        )
+        self.dispatcher = Dispatcher(
+            store=store,
+            queue=FifoQueue(),
+            engines=engines,
+            slots=slots,
+            runner=self._runner,
+            throughput=throughput,
+            worker_id=f"{config.region}-{uuid.uuid4().hex}",
+        )
+        self._lease = LeaseKeeper(
+            store=store,
+            log=log,
+            writer=writer,
+            dispatcher=self.dispatcher,
+            roles=sorted(config.roles),
+            capacity=sum(slots.values()),
+            renew_s=config.lease.renew_s,
+            ttl_s=config.lease.ttl_s,
+            log_ttl_s=self._log_ttl_s,
+            clock=clock,
+        )
+        self._submitter = Submitter(
+            store=store,
+            engines=engines,
+            models=frozenset(config.models),
+            default_model=default_model,
+            tiers=config.tiers,
+            region=config.region,
+            max_content_chars=config.server.max_content_chars,
+            is_ready=self._is_ready,
+        )
+
+    # For the API --------------------------------------------------------------------------------------------------
+
+    async def submit(self, principal: Principal, conversation_id: str, new: NewMessage) -> Submitted:
+        """Store a user message and queue its reply; see ``Submitter.message`` for what is raised."""
+        self._refuse_when_draining()
+        return self._offered(await self._submitter.message(principal, conversation_id, new))
+
+    async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
+        """Queue another reply to a user message; see ``Submitter.answer_again``."""
+        self._refuse_when_draining()
+        return self._offered(await self._submitter.answer_again(principal, user_message_id, new))
+
+    async def stop(self, user_id: str, response_id: str) -> Run:
+        """Stop a reply, wherever it runs (L9); one that has ended stays as it is. Raises ``NotFound``."""
+        before = await self._store.runs.get(user_id, response_id)
+        if before.status.ended:
+            return before
+        run = await self._store.runs.request_stop(user_id, response_id)
+        # In another process the notification that was committed with the request does this.
+        self.dispatcher.interrupt(response_id, Interrupt.STOP)
+        if before.status is RunStatus.QUEUED and run.status is RunStatus.STOPPED:
+            await announce(self._writer, run, self._log_ttl_s)
+        return run
+
+    async def delete_conversation(self, user_id: str, conversation_id: str) -> None:
+        """Delete a conversation and all that hangs on it; what still generates is cut off. Raises ``NotFound``."""
+        deleted = await self._store.conversations.delete(user_id, conversation_id)
+        for response_id in deleted.running:
+            self.dispatcher.interrupt(response_id, Interrupt.GONE)
+        await self._forget_logs(deleted.response_ids)
+
+    async def position(self, run: Run) -> Queued | None:
+        """Where a queued run stands; None when it does not wait."""
+        return None if run.status is not RunStatus.QUEUED else await self.positions.of(run)
+
+    def watch_position(self, run: Run, teller: Teller) -> Watch:
+        """Be told where a queued run stands, now and when it changes."""
+        return self.positions.watch(run, teller)
+
+    def health(self) -> Mapping[str, EngineHealth]:
+        """The engines' last known health, by model."""
+        return dict(self._health)
+
+    @property
+    def ended(self) -> Mapping[tuple[str, str], int]:
+        """How many replies ended here, by model and status."""
+        return self._runner.ended
+
+    @property
+    def tokens(self) -> Mapping[tuple[str, str], int]:
+        """How many tokens the replies that ended here used, by model and kind (prompt, cached, output)."""
+        return self._runner.tokens
+
+    @property
+    def draining(self) -> bool:
+        """True from the moment the process began to shut down."""
+        return self._draining
+
+    # Behind the door ----------------------------------------------------------------------------------------------
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise Draining("This server is shutting down. The same request will be taken by the next one.")
+
+    def _offered(self, submitted: Submitted) -> Submitted:
+        if submitted.created:
+            self.dispatcher.offer(submitted.run.id, submitted.run.model)
+        return submitted
+
+    def _is_ready(self, model: str) -> bool:
+        health = self._health.get(model)
+        return health is None or health.ready
+
+    async def _forget_logs(self, response_ids: Sequence[str]) -> None:
+        try:
+            await self._streamlog.delete(response_ids)
+        except LogUnavailable as error:
+            # The logs' own time to live removes them; no route leads to them any more.
+            _log.warning("logs of a deleted conversation will expire", count=len(response_ids), reason=error.detail)
+
+    def _heard(self, signal: Signal) -> None:
+        if signal.kind == "queued" and signal.model is not None:
+            self.dispatcher.offer(signal.response_id, signal.model)
+        else:
+            self.dispatcher.interrupt(signal.response_id, Interrupt.STOP if signal.kind == "stop" else Interrupt.GONE)
+
+    def _reread(self) -> None:
+        """Notifications may have been missed: look for what they would have said."""
+        self.dispatcher.sweep_soon()
+        self._lease.beat_soon()
+
+    async def _clear_temporary(self) -> None:
+        while True:
+            try:
+                await self._forget_logs(await self._store.conversations.sweep_temporary(TEMPORARY_KEPT))
+            except StoreUnavailable as error:
+                _log.warning("temporary conversations not cleared yet", reason=error.detail)
+            await asyncio.sleep(CLEAR_EVERY_S)
+
+    async def _watch_health(self) -> None:
+        while True:
+            for model, engine in self.engines.items():
+                health = await engine.health()
+                before = self._health.get(model)
+                if before is None or before.ready != health.ready:
+                    _log.info("engine health", model=model, ready=health.ready, reason=health.reason)
+                self._health[model] = health
+                self.dispatcher.set_ready(model, health.ready)
+            await asyncio.sleep(HEALTH_EVERY_S)
+
+    async def run(self) -> None:
+        """All loops of the scheduler, until cancelled.
+
+        One that fails takes the others, and the process, down with it.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.positions.run(), name="positions")
+            if not self.engines:
+                return
+            tasks.create_task(self._lease.run(), name="lease")
+            tasks.create_task(self._checkpoints.run(), name="checkpoints")
+            tasks.create_task(self._watch_health(), name="engine health")
+            tasks.create_task(self.dispatcher.run(), name="dispatch")
+            tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
+            tasks.create_task(self._clear_temporary(), name="temporary conversations")
+
+    async def aclose(self) -> None:
+        """Cut what still runs, and give the lease up so that nobody waits for it to run out."""
+        await self.dispatcher.aclose()
+        if not self.engines:
+            return
+        try:
+            await self._store.workers.leave(self.dispatcher.worker_id)
+        except StoreUnavailable as error:
+            _log.warning("lease will run out by itself", reason=error.detail)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new work and wait for what runs; see ``Dispatcher.drain``."""
+        self._draining = True
+        await self.dispatcher.drain(grace_s)

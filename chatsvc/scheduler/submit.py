@@ -1,0 +1,217 @@
+"""The door to the queue: validate, admit, then write, in one transaction (L8). Nothing is half-done behind an error.
+
+replay? ─▶ model, content ─▶ prompt fits the window? ─▶ store.submit: owner, parent, busy, open replies, rows
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from chatsvc.context.assemble import assemble
+from chatsvc.context.budget import reply_limit
+from chatsvc.conversation import Branch
+from chatsvc.errors import ConversationBusy, EngineUnavailable, InvalidInput, UnknownModel
+from chatsvc.events import clean_text
+from chatsvc.ids import new_message_id, new_response_id
+from chatsvc.inference.base import Engine
+from chatsvc.limits import Principal, Tier, TierName
+from chatsvc.store import Regeneration, Store, Submission, Submitted
+
+STOPPING_WAIT_S: Final = 1.0
+"""A message sent right after a stop waits so long for that reply's end."""
+STOPPING_POLL_S: Final = 0.02
+TITLE_CHARS: Final = 60
+MAX_CLIENT_MSG_ID_CHARS: Final = 200
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A user message to be answered. ``parent_id`` UNSET = the conversation's head, None = a new root."""
+
+    content: str
+    client_msg_id: str
+    parent_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    background: bool = False
+
+
+class NewAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish to have a user message answered again."""
+
+    client_msg_id: str
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    background: bool = False
+
+
+class Submitter:
+    """Takes messages in. ``engines`` may be empty in a process without the worker role:
+
+    the runner checks sizes then.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engines: Mapping[str, Engine],
+        models: frozenset[str],
+        default_model: str,
+        tiers: Mapping[TierName, Tier],
+        region: str,
+        max_content_chars: int,
+        is_ready: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._engines = engines
+        self._models = models
+        self._default_model = default_model
+        self._tiers = tiers
+        self._region = region
+        self._max_content_chars = max_content_chars
+        self._is_ready = is_ready
+
+    async def message(self, principal: Principal, conversation_id: str, new: NewMessage) -> Submitted:
+        """Store a user message and queue its reply.
+
+        Raises ``InvalidInput`` and its kinds, ``NotFound``, ``IdempotencyMismatch``, ``ConversationBusy``,
+        ``TooManyReplies``, ``Unavailable`` and its kinds.
+        """
+        request_hash = _hash("message", conversation_id, new)
+        if (replay := await self._replay(principal, new.client_msg_id, request_hash)) is not None:
+            return replay
+        content = self._checked_content(new.content)
+        conversation = await self._store.conversations.get(principal.user_id, conversation_id)
+        parent_id = conversation.head_message_id if new.parent_id is msgspec.UNSET else new.parent_id
+        model = self._checked_model(new.model or conversation.model)
+
+        async def submit() -> Submitted:
+            branch = await self._store.conversations.owned_branch(principal.user_id, conversation_id, parent_id)
+            tokens = await self._check_fits(model, conversation.system_prompt, branch, content, new.max_tokens)
+            return await self._store.runs.submit(
+                Submission(
+                    principal=principal,
+                    conversation_id=conversation_id,
+                    parent_id=parent_id,
+                    content=content,
+                    title=None if conversation.title else title_from(content),
+                    client_msg_id=new.client_msg_id,
+                    request_hash=request_hash,
+                    model=model,
+                    max_tokens=new.max_tokens,
+                    temperature=new.temperature,
+                    background=new.background,
+                    max_open=self._tiers[principal.tier].max_open_replies,
+                    user_message_id=new_message_id(),
+                    message_id=new_message_id(),
+                    response_id=new_response_id(self._region),
+                    user_tokens=tokens,
+                )
+            )
+
+        return await _after_a_stop(submit)
+
+    async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
+        """Queue another reply to a user message that is there already: a sibling. Raises as ``message`` does."""
+        request_hash = _hash("answer", user_message_id, new)
+        if (replay := await self._replay(principal, new.client_msg_id, request_hash)) is not None:
+            return replay
+        message = await self._store.conversations.owner_of_message(principal.user_id, user_message_id)
+        conversation = await self._store.conversations.get(principal.user_id, message.conversation_id)
+        model = self._checked_model(new.model or conversation.model)
+        branch = await self._store.conversations.branch(user_message_id)
+        await self._check_fits(model, conversation.system_prompt, branch, None, new.max_tokens)
+        return await self._store.runs.regenerate(
+            Regeneration(
+                principal=principal,
+                user_message_id=user_message_id,
+                client_msg_id=new.client_msg_id,
+                request_hash=request_hash,
+                model=model,
+                max_tokens=new.max_tokens,
+                temperature=new.temperature,
+                background=new.background,
+                max_open=self._tiers[principal.tier].max_open_replies,
+                message_id=new_message_id(),
+                response_id=new_response_id(self._region),
+            )
+        )
+
+    async def _replay(self, principal: Principal, client_msg_id: str, request_hash: bytes) -> Submitted | None:
+        if not 0 < len(client_msg_id) <= MAX_CLIENT_MSG_ID_CHARS or not client_msg_id.isprintable():
+            raise InvalidInput(
+                f"client_msg_id must be 1 to {MAX_CLIENT_MSG_ID_CHARS} printable characters, new for each message.",
+                field="client_msg_id",
+            )
+        return await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)
+
+    def _checked_content(self, content: str) -> str:
+        content = clean_text(content)
+        if not content.strip():
+            raise InvalidInput("The message is empty. Write something to answer.", field="content")
+        if len(content) > self._max_content_chars:
+            raise InvalidInput(
+                f"The message has {len(content)} characters; at most {self._max_content_chars} are taken.",
+                field="content",
+                limit=self._max_content_chars,
+            )
+        return content
+
+    def _checked_model(self, wanted: str | None) -> str:
+        model = wanted or self._default_model
+        if model not in self._models:
+            raise UnknownModel(
+                f"The model {model!r} is not served here. Served: {', '.join(sorted(self._models))}.", field="model"
+            )
+        if not self._is_ready(model):
+            raise EngineUnavailable(f"The model {model!r} is not ready. Try again shortly.", retry_after=5)
+        return model
+
+    async def _check_fits(
+        self, model: str, system_prompt: str | None, branch: Branch, content: str | None, max_tokens: int | None
+    ) -> int | None:
+        """Refuse what cannot fit, by the model's own count; returns the new message's tokens, without template."""
+        engine = self._engines.get(model)
+        if engine is None:
+            return None
+        prompt = await engine.render(assemble(system_prompt, branch, content))
+        reply_limit(prompt_tokens=prompt.tokens, window=engine.limits.window, requested=max_tokens)
+        return None if content is None else len(await engine.encode(content))
+
+
+def title_from(content: str) -> str:
+    """The first words of a message, as a conversation's title until somebody names it."""
+    words = " ".join(content.split())
+    if len(words) <= TITLE_CHARS:
+        return words
+    cut = words[:TITLE_CHARS]
+    return (cut[: cut.rfind(" ")] if " " in cut[TITLE_CHARS // 2 :] else cut) + "…"
+
+
+def _hash(kind: str, target: str, new: NewMessage | NewAnswer) -> bytes:
+    """A digest of all that makes the request what it is:
+
+    the same id with another digest is a different request (L8).
+    """
+    body = msgspec.json.encode([kind, target, msgspec.to_builtins(new)], order="deterministic")
+    return hashlib.sha256(body).digest()
+
+
+async def _after_a_stop(submit: Callable[[], Awaitable[Submitted]]) -> Submitted:
+    """Submit; when the branch is busy with a reply that is being stopped, wait for its end and submit again."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + STOPPING_WAIT_S
+    while True:
+        try:
+            return await submit()
+        except ConversationBusy as busy:
+            if not busy.extra.pop("stop_requested", False) or loop.time() >= give_up:
+                raise
+        await asyncio.sleep(STOPPING_POLL_S)

@@ -1,0 +1,56 @@
+"""Servers for flow tests: real processes on real sockets, one Postgres and one Valkey for the session."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import httpx
+import pytest
+from api_client import Api
+from databases import new_database
+from server import ServerProcess
+
+TIMEOUT = httpx.Timeout(30)
+# Bounded, so that a leak of connections shows as a failure and not as a slow machine.
+LIMITS = httpx.Limits(max_connections=400, max_keepalive_connections=50)
+
+
+@pytest.fixture(scope="module")
+def start_server(postgres_server, migrated_template, redis_server, tmp_path_factory):
+    """Start servers, each with a database of its own unless it is put ``beside`` another; all end with the module."""
+    with contextlib.ExitStack() as stack:
+        databases = {}
+
+        def start(engine="scripted:?tokens_per_s=100&tokens=40&slots=64", *, beside=None, **env):
+            database = (
+                databases[beside]
+                if beside
+                else stack.enter_context(contextlib.contextmanager(new_database)(postgres_server, migrated_template))
+            )
+            env = {"CHATSVC_AUTH": "proxy", **env}
+            data_dir = tmp_path_factory.mktemp("server") / "data"
+            process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
+            databases[process] = database
+            return stack.enter_context(process)
+
+        yield start
+
+
+@pytest.fixture
+async def client():
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=LIMITS) as client:
+        yield client
+
+
+@pytest.fixture
+def seeded():
+    """Random numbers whose seed is printed, so that a failure can be had again."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def api(client, server):
+    return Api(client, server.base_url)

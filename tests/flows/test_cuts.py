@@ -1,0 +1,82 @@
+"""Clients that are cut again and again still show the stored text, byte for byte (L3)."""
+
+import asyncio
+
+import pytest
+from api_client import Api
+from reader import Rendered, read
+
+CUTS = 5
+
+
+@pytest.fixture(scope="module")
+def server(start_server):
+    return start_server("scripted:?tokens_per_s=120&tokens=120&slots=256")
+
+
+async def follow_with_cuts(api, reply, random):
+    """Read, cut at a random event, come back after a random pause: at least ``CUTS`` times, then to the end."""
+    rendered = Rendered()
+    cuts = 0
+    while rendered.end is None:
+        at = len(rendered.events) + random.randint(1, 4)
+        # The last cuts fall where they may, also before the first id; after enough of them read on to the end.
+        await read(
+            api.client,
+            api.stream_url(reply),
+            rendered,
+            cut=(lambda seen, at=at: len(seen.events) >= at) if cuts < CUTS else None,
+        )
+        cuts += rendered.end is None
+        await asyncio.sleep(random.uniform(0, 0.15))
+    return rendered, cuts
+
+
+async def test_200_replies_cut_at_random_points_are_shown_as_they_are_stored(server, client, seeded):
+    async def one(api, number):
+        reply = await api.start(f"Story {number}, please.")
+        rendered, cuts = await follow_with_cuts(api, reply, seeded)
+        stored = await api.message_of(reply)
+        assert stored["status"] == "complete"
+        assert rendered.text == stored["content"]
+        assert rendered.snapshots == 0
+        return cuts
+
+    numbers = iter(range(200))
+
+    async def user():
+        api = Api(client, server.base_url)
+        return [await one(api, number) for number in numbers]
+
+    cuts = [count for counts in await asyncio.gather(*(user() for _ in range(25))) for count in counts]
+    assert len(cuts) == 200
+    assert min(cuts) >= CUTS
+
+
+async def test_20_cuts_within_one_reply_lose_and_repeat_nothing(api):
+    reply = await api.start("A long one.")
+    rendered = Rendered()
+    for _ in range(20):
+        last = len(rendered.events)
+        await read(api.client, api.stream_url(reply), rendered, cut=lambda seen, last=last: len(seen.events) > last)
+    await read(api.client, api.stream_url(reply), rendered)
+    assert rendered.text == (await api.message_of(reply))["content"]
+
+
+async def test_connections_that_end_before_the_first_id_lose_nothing(api):
+    reply = await api.start("Quick.")
+    for _ in range(2):
+        async with api.client.stream("GET", api.stream_url(reply)) as answer:
+            await anext(answer.aiter_raw())
+    rendered = await read(api.client, api.stream_url(reply))
+    assert rendered.text == (await api.message_of(reply))["content"]
+
+
+async def test_two_resumes_from_one_cursor_both_see_the_rest_once(api):
+    reply = await api.start("Twice.")
+    begun = await read(api.client, api.stream_url(reply), cut=lambda seen: len(seen.events) >= 5)
+    rest = await asyncio.gather(
+        *(read(api.client, api.stream_url(reply), Rendered(text=begun.text, last_id=begun.last_id)) for _ in range(2))
+    )
+    stored = await api.message_of(reply)
+    assert [one.text for one in rest] == [stored["content"]] * 2
