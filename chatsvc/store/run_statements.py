@@ -57,7 +57,7 @@ CHECKPOINT: Final = """
             AS b (id, attempt, seq, content, prompt_tokens, cached_tokens, output_tokens)
     ), held AS (
         SELECT r.id FROM runs r JOIN batch b ON b.id = r.id AND b.attempt = r.attempt
-        WHERE r.status = 'streaming' ORDER BY b.seq FOR UPDATE OF r
+        WHERE r.status = 'streaming' ORDER BY r.id FOR UPDATE OF r
     ), saved AS (
         UPDATE runs r SET last_seq = b.seq, has_text = b.content <> '', prompt_tokens = b.prompt_tokens,
             cached_tokens = b.cached_tokens, output_tokens = b.output_tokens
