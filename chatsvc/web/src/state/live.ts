@@ -1,8 +1,8 @@
 // One running reply on the screen: a reader, and a view of its text that changes at most once a frame.
 
-import { signal, type Signal } from "@preact/signals";
+import { computed, signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { Reader, type Link, type Surroundings } from "../stream/reader.ts";
-import { EMPTY_REPLY, hasEnded, type Reply } from "../stream/reducer.ts";
+import { EMPTY_REPLY, hasEnded, type Phase, type Reply } from "../stream/reducer.ts";
 import { EMPTY_SPLIT, splitGrowing, splitWhole, type Split } from "../text/blocks.ts";
 
 export interface LiveView {
@@ -30,6 +30,7 @@ const pause = (split: Split): number => Math.min(400, split.tail.raw.length / 25
 
 export class LiveReply {
   readonly view: Signal<LiveView> = signal({ reply: EMPTY_REPLY, split: EMPTY_SPLIT });
+  readonly phase: ReadonlySignal<Phase> = computed(() => this.view.value.reply.phase);
   readonly link: Signal<Link> = signal("connecting");
   readonly responseId: string;
   private readonly reader: Reader;

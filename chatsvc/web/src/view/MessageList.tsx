@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import type { Message } from "../api/types.ts";
+import type { Message, Status } from "../api/types.ts";
 import { Scroller } from "../list/scroller.ts";
 import type { Row } from "../list/window.ts";
 import type { Thread } from "../state/thread.ts";
@@ -44,7 +44,14 @@ export function MessageList({ thread }: { thread: Thread }) {
         <div class="messages" role="feed" aria-label="Messages" ref={content}>
           <div style={{ height: `${before}px` }} />
           {shown.slice(first, end).map((message, index) => (
-            <RowView key={message.id} scroller={scroller} message={message} position={first + index + 1} count={shown.length}>
+            <RowView
+              key={message.id}
+              scroller={scroller}
+              message={message}
+              status={statusOf(thread, message)}
+              position={first + index + 1}
+              count={shown.length}
+            >
               <MessageView thread={thread} message={message} />
             </RowView>
           ))}
@@ -63,15 +70,22 @@ export function MessageList({ thread }: { thread: Thread }) {
   );
 }
 
+/** A queued reply begins to stream without the message being fetched again. */
+function statusOf(thread: Thread, message: Message): Status {
+  const phase = thread.replies.live.value.get(message.id)?.phase.value;
+  return phase === "queued" || phase === "streaming" ? phase : message.status;
+}
+
 interface RowProps {
   scroller: Scroller;
   message: Message;
+  status: Status;
   position: number;
   count: number;
   children: ComponentChildren;
 }
 
-function RowView({ scroller, message, position, count, children }: RowProps) {
+function RowView({ scroller, message, status, position, count, children }: RowProps) {
   const element = useRef<HTMLElement>(null);
   useLayoutEffect(() => (element.current ? scroller.watch(element.current, message.id) : undefined), [scroller, message.id]);
   return (
@@ -79,7 +93,7 @@ function RowView({ scroller, message, position, count, children }: RowProps) {
       ref={element}
       class={`message is-${message.role}`}
       data-message-id={message.id}
-      data-status={message.status}
+      data-status={status}
       aria-posinset={position}
       aria-setsize={count}
     >

@@ -1,0 +1,101 @@
+"""Chromium, servers with the scripted engine, and tabs that tell of every error at the end of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from chat_page import WATCH_CLIPBOARD, ChatPage
+from databases import new_database
+from playwright.async_api import async_playwright, expect
+from server import ServerProcess
+
+import chatsvc
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+CANDIDATES = ("chromium", "chromium-browser", "google-chrome")
+EXPECT_MS = 10_000
+PAGE = Path(chatsvc.__file__).parent / "web" / "dist"
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """Path of the browser: ``CHROMIUM``, else what is installed."""
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CANDIDATES)), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine: install it or set CHROMIUM")
+    if not (PAGE / "index.html").exists():
+        pytest.fail(f"the page is not built: run `npm ci && npm run build` in {PAGE.parent}")
+    return path
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser(chromium):
+    expect.set_options(timeout=EXPECT_MS)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture(scope="session")
+def start_server(postgres_server, migrated_template, redis_server, tmp_path_factory):
+    """Start a server with a database of its own. All are gone at the end of the session."""
+    with contextlib.ExitStack() as stack:
+
+        def start(engine, **env):
+            database = stack.enter_context(contextlib.contextmanager(new_database)(postgres_server, migrated_template))
+            data_dir = tmp_path_factory.mktemp("server") / "data"
+            process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
+            return stack.enter_context(process)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(start_server):
+    """One server for most tests: a reply takes about three seconds."""
+    return start_server("scripted:?tokens_per_s=40&tokens=120&slots=16")
+
+
+@pytest.fixture(scope="session")
+def slow_server(start_server):
+    """A server whose replies take about seven seconds, for what must happen before they end."""
+    return start_server("scripted:?tokens_per_s=20&tokens=140&slots=16")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def visit(browser, server):
+    """Open a tab in a browser of its own. At the end of the test no tab may have seen an error."""
+    async with contextlib.AsyncExitStack() as stack:
+        tabs = []
+
+        async def new_tab(context, base_url):
+            tab = ChatPage(await context.new_page(), base_url)
+            tabs.append(tab)
+            return await tab.open()
+
+        async def open_tab(beside=None, base_url=server.base_url, **options):
+            """``beside``: another tab of the same browser. ``options`` are those of a browser context."""
+            if beside is not None:
+                return await new_tab(beside.page.context, beside.base_url)
+            context = await browser.new_context(**options)
+            stack.push_async_callback(context.close)
+            await context.add_init_script(WATCH_CLIPBOARD)
+            return await new_tab(context, base_url)
+
+        yield open_tab
+        assert [problem for tab in tabs for problem in tab.problems] == []
