@@ -50,6 +50,7 @@ class ServerProcess:
     ) -> None:
         self.port = port if port is not None else free_port()
         self.data_dir = data_dir
+        self.database_url = database_url
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         own = {
             "CHATSVC_HOST": "127.0.0.1",

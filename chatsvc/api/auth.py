@@ -37,7 +37,7 @@ class Authenticator(Protocol):
 class NoAuth:
     """One local user, nobody to ask."""
 
-    def authenticate(self, peer: str | None, headers: Headers) -> Principal:  # noqa: ARG002  # the interface's
+    def authenticate(self, peer: str | None, headers: Headers) -> Principal:
         return LOCAL_USER
 
 

@@ -23,6 +23,7 @@ from chatsvc.api.schemas import (
     tree_out,
 )
 from chatsvc.api.stream_token import StreamTokens
+from chatsvc.api.strict_json import StrictJson
 from chatsvc.conversation import Role
 from chatsvc.errors import NotFound
 from chatsvc.ids import is_plausible, new_conversation_id
@@ -45,11 +46,16 @@ class ConversationController(Controller):
     """``/v1/conversations``."""
 
     path = "/v1/conversations"
+    dto = StrictJson
+    return_dto = None
     tags = ("conversations",)
 
     @post(summary="Make a conversation")
-    async def create(self, data: CreateConversation, principal: Principal, store: Store) -> ConversationOut:
+    async def create(
+        self, data: CreateConversation, principal: Principal, store: Store, scheduler: Scheduler
+    ) -> ConversationOut:
         """An empty conversation. It gets its title from the first message unless one is given."""
+        scheduler.check_model(data.model)
         new = NewConversation(
             id=new_conversation_id(),
             title=data.title,
@@ -96,9 +102,10 @@ class ConversationController(Controller):
 
     @patch("/{conversation_id:str}", summary="Change a conversation")
     async def change(
-        self, conversation_id: str, data: PatchConversation, principal: Principal, store: Store
+        self, conversation_id: str, data: PatchConversation, principal: Principal, store: Store, scheduler: Scheduler
     ) -> ConversationOut:
         """Change the title, the head, the system prompt, the model or the pin; what is absent stays."""
+        scheduler.check_model(data.model)
         changes = ConversationPatch(
             title=data.title,
             head_message_id=data.head_message_id,
@@ -144,6 +151,8 @@ class MessageController(Controller):
     """``/v1/messages``."""
 
     path = "/v1/messages"
+    dto = StrictJson
+    return_dto = None
     tags = ("messages",)
 
     @post("/{message_id:str}/responses", status_code=202, summary="Answer a message again")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
+import msgspec
 import structlog
 
 from chatsvc.clock import Clock
@@ -105,6 +106,8 @@ class Scheduler:
             region=config.region,
             max_content_chars=config.server.max_content_chars,
             is_ready=self._is_ready,
+            # A reply that nobody could watch is not begun; those that run go on without Redis.
+            check_log=log.ping,
         )
 
     # For the API --------------------------------------------------------------------------------------------------
@@ -137,6 +140,11 @@ class Scheduler:
         for response_id in deleted.running:
             self.dispatcher.interrupt(response_id, Interrupt.GONE)
         await self._forget_logs(deleted.response_ids)
+
+    def check_model(self, model: str | msgspec.UnsetType | None) -> None:
+        """Raises ``UnknownModel`` when a model is named that is not served here."""
+        if isinstance(model, str):
+            self._submitter.check_model(model)
 
     async def position(self, run: Run) -> Queued | None:
         """Where a queued run stands; None when it does not wait."""

@@ -68,7 +68,9 @@ class Submitter:
         region: str,
         max_content_chars: int,
         is_ready: Callable[[str], bool],
+        check_log: Callable[[], Awaitable[None]],
     ) -> None:
+        self._check_log = check_log
         self._store = store
         self._engines = engines
         self._models = models
@@ -87,6 +89,7 @@ class Submitter:
         request_hash = _hash("message", conversation_id, new)
         if (replay := await self._replay(principal, new.client_msg_id, request_hash)) is not None:
             return replay
+        await self._check_log()
         content = self._checked_content(new.content)
         conversation = await self._store.conversations.get(principal.user_id, conversation_id)
         parent_id = conversation.head_message_id if new.parent_id is msgspec.UNSET else new.parent_id
@@ -123,6 +126,7 @@ class Submitter:
         request_hash = _hash("answer", user_message_id, new)
         if (replay := await self._replay(principal, new.client_msg_id, request_hash)) is not None:
             return replay
+        await self._check_log()
         message = await self._store.conversations.owner_of_message(principal.user_id, user_message_id)
         conversation = await self._store.conversations.get(principal.user_id, message.conversation_id)
         model = self._checked_model(new.model or conversation.model)
@@ -164,12 +168,16 @@ class Submitter:
             )
         return content
 
-    def _checked_model(self, wanted: str | None) -> str:
-        model = wanted or self._default_model
+    def check_model(self, model: str) -> None:
+        """Raises ``UnknownModel`` when the model is not served here."""
         if model not in self._models:
             raise UnknownModel(
                 f"The model {model!r} is not served here. Served: {', '.join(sorted(self._models))}.", field="model"
             )
+
+    def _checked_model(self, wanted: str | None) -> str:
+        model = wanted or self._default_model
+        self.check_model(model)
         if not self._is_ready(model):
             raise EngineUnavailable(f"The model {model!r} is not ready. Try again shortly.", retry_after=5)
         return model

@@ -78,7 +78,7 @@ async def test_a_message_on_a_branch_whose_reply_runs_is_refused_with_that_reply
 
 
 async def test_a_fourth_open_reply_is_refused_with_what_is_open(start_server, client):
-    api = Api(client, start_server("scripted:?first_token_ms=30000").base_url)
+    api = Api(client, start_server("scripted:?first_token_ms=30000", CHATSVC_SERVER_GRACE_S="1").base_url)
     replies = [await api.start() for _ in range(3)]
     conversation_id = await api.conversation()
     answer = await api.send(conversation_id)
