@@ -16,6 +16,8 @@ import structlog
 
 MASK: Final = "***"
 
+# Loggers that give themselves a handler on import, unless they find that they hand nothing on.
+_SELF_WILLED: Final = ("ContinuousBatchingLogger",)
 _FIRST_KEYS: Final = ("timestamp", "level", "logger", "message")
 _SECRET_KEY: Final = re.compile(
     r"(?i)(^|[_-])(authorization|cookie|token|passw(or)?d|secret|api[_-]?key|credentials?)$"
@@ -35,6 +37,7 @@ _LEAST_LEVEL: Final = {
     "httpcore": logging.WARNING,
     "asyncio": logging.WARNING,
     "alembic": logging.WARNING,
+    "ContinuousBatchingLogger": logging.WARNING,
 }
 
 
@@ -97,6 +100,9 @@ def configure_logging(settings: LogSettings, stream: TextIO) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
+    for name in _SELF_WILLED:
+        logging.getLogger(name).handlers[:] = [handler]
+        logging.getLogger(name).propagate = False
     for name, least in _LEAST_LEVEL.items():
         logging.getLogger(name).setLevel(max(level, least))
     logging.captureWarnings(capture=True)

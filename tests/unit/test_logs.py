@@ -75,6 +75,17 @@ def test_the_access_log_is_off_because_urls_carry_tokens(lines):
     assert lines() == []
 
 
+def test_a_library_that_brings_its_own_handler_is_kept_to_our_form(lines):
+    library = logging.getLogger("ContinuousBatchingLogger")
+    if library.propagate:  # what the library does when it is imported
+        library.addHandler(logging.StreamHandler())
+        library.propagate = False
+    library.info("cuda graphs")
+    library.warning("out of blocks")
+    assert [line["message"] for line in lines()] == ["out of blocks"]
+    assert len(library.handlers) == 1
+
+
 def test_a_terminal_gets_the_console_format_unless_told_otherwise(restored_logging):
     shown = {}
     for name, format_, stream in (
