@@ -164,23 +164,21 @@ class RedisLog(StreamLog):
             3,
         )
         entries = _entries(_checked(page), after)
+        end = max([_position(raw[0]) for raw in (*top[:1], *page[-1:])], default=_NOWHERE)
         while len(entries) < limit and len(page) == limit:
             # Marks and what is not after the cursor took up the page.
-            command = _command(b"XRANGE", key, b"(" + page[-1][0], b"+", b"COUNT", count)
-            (page_after,) = await self._reads.call(command, 1)
-            page = _checked(page_after) or page[-1:]
-            entries += _entries(page_after, after)
+            (page,) = await self._reads.call(_command(b"XRANGE", key, b"(" + page[-1][0], b"+", b"COUNT", count), 1)
+            entries += _entries(_checked(page), after)
+            end = _position(page[-1][0]) if page else end
         if len(entries) >= limit:
             entries = entries[:limit]
-            position = Position(entries[-1].attempt, entries[-1].seq)
-        else:
-            position = max([_position(raw[0]) for raw in (*top[:1], *page[-1:])], default=_NOWHERE)
+            end = Position(entries[-1].attempt, entries[-1].seq)
         last = await self._last_seq(key, top)
         return LogSlice(
             entries=tuple(entries),
             first=await self._first_seq(key, bottom),
             last=max(last, entries[-1].seq) if entries else last,
-            position=position,
+            position=end,
         )
 
     async def _last_seq(self, key: bytes, top: Sequence[Any]) -> int:
@@ -255,7 +253,8 @@ class RedisLog(StreamLog):
             # One more may be wanted while this one is under way: the tail may have used it up before that.
             self._wake_wanted = False
             try:
-                await self._reads.call(command, 2)
+                for reply in await self._reads.call(command, 2):
+                    _checked(reply)
             except LogUnavailable:
                 # Then the tail is in no better state; breaking it ends the wait just the same.
                 self._tails.drop()
