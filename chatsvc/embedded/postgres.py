@@ -26,6 +26,8 @@ from chatsvc.embedded.process import Account, Progress, Server, answers, running
 _VERSION: Final = 18
 _SYSTEM_USER: Final = "pgserver"
 """The account that Postgres runs under when we are root, which it refuses to be."""
+_SSL_REQUEST: Final = bytes.fromhex("0000000804d2162f")
+"""The smallest question of Postgres' protocol; over a Unix socket the answer is N, for no."""
 _SETTINGS: Final[Mapping[str, str]] = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -44,13 +46,13 @@ async def embedded_postgres(
 
     ``settings`` are server settings beside our own. Raises ``ConfigError`` when it cannot be run here.
     """
-    server, sockets = await asyncio.to_thread(_prepare, data_dir, progress, settings or {})
+    server = await asyncio.to_thread(_prepare, data_dir, progress, settings or {})
     async with running(server, progress):
-        yield f"postgresql://chatsvc@/postgres?host={quote(str(sockets), safe='')}"
+        yield f"postgresql://chatsvc@/postgres?host={quote(str(server.sockets), safe='')}"
 
 
-def _prepare(data_dir: Path, progress: Progress, settings: Mapping[str, str]) -> tuple[Server, Path]:
-    """Put the data in place. Returns the server, and the directory of its socket. Blocks for some seconds at first."""
+def _prepare(data_dir: Path, progress: Progress, settings: Mapping[str, str]) -> Server:
+    """Put the data in place. Blocks for some seconds at first."""
     data = data_dir.absolute() / "postgres"
     binaries = _binaries()
     try:
@@ -78,13 +80,15 @@ def _prepare(data_dir: Path, progress: Progress, settings: Mapping[str, str]) ->
         title="Postgres",
         argv=[str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in chosen.items())],
         directory=data,
+        sockets=sockets,
         account=account,
         pid_file=pid_file,
-        # Line 8 of the file is the state of the server; the socket tells that it is not left over from a killed one.
-        ready=lambda: lines(pid_file)[7:8] == ["ready"] and answers(sockets / ".s.PGSQL.5432"),
+        stale=[pid_file, sockets / ".s.PGSQL.5432.lock"],
+        # Line 8 of the file is the state of the server; the answer tells that the file is not left from a killed one.
+        ready=lambda: lines(pid_file)[7:8] == ["ready"] and answers(sockets / ".s.PGSQL.5432", _SSL_REQUEST, b"N"),
         stop_signal=signal.SIGINT,  # "fast": open transactions are rolled back
         kill_signal=signal.SIGQUIT,
-    ), sockets
+    )
 
 
 def _binaries() -> Path:

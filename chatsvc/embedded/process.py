@@ -62,8 +62,12 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     argv: Sequence[str]
     directory: Path
+    """Its data."""
+    sockets: Path
     account: Account
     pid_file: Path
+    stale: Sequence[Path]
+    """Files that name a process, to be removed when none of ours lives."""
     ready: Callable[[], bool]
     stop_signal: signal.Signals
     kill_signal: signal.Signals
@@ -102,6 +106,9 @@ async def running(server: Server, progress: Progress) -> AsyncIterator[None]:
         yield
     finally:
         await _stop(server, child)
+        if server.sockets != server.directory:
+            with suppress(OSError):  # left behind when something else is in it
+                server.sockets.rmdir()
 
 
 def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes] | None:
@@ -110,8 +117,11 @@ def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes
         with server.lock.open("ab") as lock:
             if not take(lock.fileno()):
                 return None
-            # No process of the server lives, so what this file says is about none, or about one that is not ours.
-            server.pid_file.unlink(missing_ok=True)
+            if server.ready():
+                raise refusal(f"A {server.title} that is not ours runs on {server.directory}. Stop it.")
+            # No process of ours lives: what these say is about none, or about one that has got the same id since.
+            for path in server.stale:
+                path.unlink(missing_ok=True)
             if server.log.exists() and server.log.stat().st_size > _LOG_KEPT_BYTES:
                 server.log.replace(server.log.with_suffix(".log.1"))
             progress(f"Starting {server.title}")
@@ -133,27 +143,32 @@ def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes
 
 async def _stop(server: Server, child: subprocess.Popen[bytes] | None) -> None:
     """Ask the server to stop, insist after a while, and return once none of its processes is left."""
+
+    def gone() -> bool:
+        # A child of ours is a zombie until it is polled.
+        return (child is None or child.poll() is not None) and not held(server.lock)
+
     for sign in (server.stop_signal, server.kill_signal):
         deadline = time.monotonic() + _STOP_S
-        pid = child.pid if child is not None else next((int(line) for line in lines(server.pid_file)[:1]), None)
-        if pid is not None and held(server.lock):
+        if child is not None:
+            child.send_signal(sign)
+        elif held(server.lock) and (first := lines(server.pid_file)[:1]):
             with suppress(ProcessLookupError):
-                os.kill(pid, sign)
+                os.kill(int(first[0]), sign)
         while time.monotonic() < deadline:
-            # A child of ours is a zombie until it is polled.
-            if (child is None or child.poll() is not None) and not held(server.lock):
+            if gone():
                 return
             await asyncio.sleep(_POLL_S)
 
 
-def answers(address: Path, question: bytes = b"", answer: bytes = b"") -> bool:
-    """Whether something listens on the Unix socket, and answers the question like that, within a second."""
+def answers(address: Path, question: bytes, answer: bytes) -> bool:
+    """Whether something listens on the Unix socket, and begins its answer like that, within a second."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1)
         try:
             connection.connect(str(address))
             connection.sendall(question)
-            return not answer or connection.recv(len(answer)) == answer
+            return connection.recv(len(answer)) == answer
         except OSError:
             return False
 

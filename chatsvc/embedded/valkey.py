@@ -17,6 +17,7 @@ from urllib.parse import quote
 from chatsvc.embedded.datadir import refusal, unusable
 from chatsvc.embedded.process import Account, Progress, Server, answers, running, socket_directory
 
+_SOCKET: Final = "valkey.sock"
 _SETTINGS: Final[Mapping[str, str]] = {
     "port": "0",
     "unixsocketperm": "700",
@@ -41,34 +42,35 @@ async def embedded_redis(data_dir: Path, progress: Progress) -> AsyncIterator[st
 
     Raises ``ConfigError`` when there is no server to run, or it cannot be run here.
     """
-    server, address = _prepare(data_dir)
+    server = _prepare(data_dir)
     async with running(server, progress):
-        yield f"unix://{quote(str(address))}"
+        yield f"unix://{quote(str(server.sockets / _SOCKET))}"
 
 
-def _prepare(data_dir: Path) -> tuple[Server, Path]:
-    """The server, and the path of its socket."""
+def _prepare(data_dir: Path) -> Server:
     data = data_dir.absolute() / "valkey"
     binary = _binary()
     account = Account(os.geteuid(), os.getegid(), switch=False)
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        address = socket_directory(data, "valkey.sock", account) / "valkey.sock"
+        sockets = socket_directory(data, _SOCKET, account)
     except OSError as error:
         raise unusable(data, error) from error
-    pid_file = data / "valkey.pid"
+    pid_file, address = data / "valkey.pid", sockets / _SOCKET
     settings = {**_SETTINGS, "dir": str(data), "unixsocket": str(address), "pidfile": str(pid_file)}
     return Server(
         title="Redis" if binary.name == "redis-server" else "Valkey",
         argv=[str(binary), *(word for name, value in settings.items() for word in (f"--{name}", value))],
         directory=data,
+        sockets=sockets,
         account=account,
         pid_file=pid_file,
+        stale=[pid_file],
         # A server that is still reading its data answers -LOADING.
         ready=lambda: answers(address, b"PING\r\n", b"+PONG"),
         stop_signal=signal.SIGTERM,
         kill_signal=signal.SIGKILL,
-    ), address
+    )
 
 
 def _binary() -> Path:

@@ -23,6 +23,9 @@ from chatsvc.errors import ConfigError, StoreUnavailable
 _LOCK: Final = 0x63_68_61_74_73_76_63  # "chatsvc"
 _LOCK_TIMEOUT: Final = "10min"
 _RETRY_S: Final = 0.25
+_PERMANENT: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "no password supplied")
+"""Refusals that waiting does not cure. They have no codes at this stage of a connection; said in another language they
+are waited for like the others."""
 
 
 async def migrate(url: str, *, wait_s: float = 30.0) -> None:
@@ -40,6 +43,9 @@ def _migrate(url: str, wait_s: float) -> None:
         with _connect(url, wait_s) as guard:
             guard.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
             guard.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+            encoding = guard.info.parameter_status("server_encoding")
+            if encoding != "UTF8":
+                raise ConfigError([f"The database is encoded in {encoding}. Make one with ENCODING 'UTF8'."])
             _upgrade(url)
     except alembic.util.CommandError as error:
         raise ConfigError([f"The database has a schema that this version of chatsvc does not know: {error}"]) from error
@@ -71,6 +77,10 @@ def _connect(url: str, wait_s: float) -> psycopg.Connection:
         except psycopg.ProgrammingError as error:
             raise ConfigError([f"CHATSVC_DATABASE_URL is not a Postgres URL: {_one_line(error)}"]) from error
         except psycopg.OperationalError as error:
+            if any(words in str(error) for words in _PERMANENT):
+                raise ConfigError(
+                    [f"Postgres refuses the user or the database in CHATSVC_DATABASE_URL: {_one_line(error)}"]
+                ) from error
             if time.monotonic() >= deadline:
                 raise StoreUnavailable(f"Postgres cannot be reached: {_one_line(error)}") from error
         time.sleep(_RETRY_S)

@@ -20,7 +20,7 @@ class Workers:
         self._db = database
 
     async def heartbeat(self, worker_id: str, *, roles: Sequence[str], capacity: int, ttl_s: float) -> Beat:
-        """Be alive for ``ttl_s`` more seconds. What others have taken over stays theirs, and is missing from ``held``."""
+        """Be alive for ``ttl_s`` more seconds. What others took over stays theirs, and is missing from ``held``."""
         params = {"id": worker_id, "roles": list(roles), "capacity": capacity, "ttl_s": float(ttl_s)}
 
         async def work(connection: Connection) -> Beat:

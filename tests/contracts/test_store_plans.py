@@ -1,0 +1,128 @@
+"""What is asked often is served by an index: no plan reads a whole table of a hundred thousand rows."""
+
+import json
+
+import psycopg
+import pytest
+
+from chatsvc.store import conversations, submit, users
+from chatsvc.store import run_statements as sql
+
+FILL = """
+INSERT INTO users (id, tier) SELECT 'user-' || n, 'free' FROM generate_series(1, 200) n;
+INSERT INTO conversations (id, user_id, updated_at, temporary)
+    SELECT 'conv_' || n, 'user-' || n % 200 + 1, now() - n * interval '1 s', n % 50 = 0
+    FROM generate_series(1, 20000) n;
+INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, created_at)
+    SELECT 'msg_' || n, 'user-' || (n % 20000 + 1) % 200 + 1, 'conv_' || n % 20000 + 1,
+        CASE WHEN n > 20000 THEN 'msg_' || n - 20000 END, 'assistant', 'x', 'complete', now() + n * interval '1 s'
+    FROM generate_series(1, 100000) n;
+INSERT INTO runs (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash, model, tier,
+        status, owner, created_at, ended_at)
+    SELECT 'resp_' || n, 'user-' || (n % 20000 + 1) % 200 + 1, 'conv_' || n % 20000 + 1, 'msg_' || n, 'msg_' || n,
+        'c-' || n, '', 'small', 'free', CASE WHEN n % 1000 = 0 THEN 'queued' WHEN n % 1000 = 1 THEN 'streaming'
+        ELSE 'complete' END, 'worker-' || n % 7, now() + n * interval '1 s',
+        CASE WHEN n % 1000 > 1 THEN now() END
+    FROM generate_series(1, 100000) n;
+INSERT INTO workers SELECT 'worker-' || n, '{}', 1, now(), now() + interval '1 h' FROM generate_series(0, 6) n;
+"""
+# Values that occur, by the names that the statements use.
+PARAMS = {
+    "user_id": "user-7", "id": "resp_77", "limit": 30, "at": "2026-01-01T00:00:00Z", "after": "conv_9",
+    "leaf": "msg_99999",
+    "ids": ["resp_1000", "resp_2000"], "owner": "worker-1", "attempt": 0, "client_msg_id": "c-7", "model": "small",
+    "since": "2026-01-01T00:00:00Z", "older_than": "1 hour", "last_seq": 1, "text": "t", "status": "complete",
+    "finish_reason": "stop", "error_code": None, "error_message": None, "prompt_tokens": 1, "cached_tokens": 0,
+    "output_tokens": 1, "attempts": [0, 0], "seqs": [1, 1], "texts": ["", ""], "prompts": [0, 0], "cached": [0, 0],
+    "outputs": [0, 0], "conversation_id": "conv_77", "parent_id": "msg_77", "user_message_id": "msg_77",
+}  # fmt: skip
+STATEMENTS = {
+    "list": conversations._LIST,
+    "list after a cursor": conversations._LIST_AFTER,
+    "get": conversations._GET,
+    "tree": conversations._MESSAGES,
+    "branch": conversations._BRANCH,
+    "own message": conversations._OWN_MESSAGE,
+    "runs of a conversation": conversations._LOCK_RUNS,
+    "sweep": conversations._SWEEP,
+    "known": submit._KNOWN,
+    "parent": submit._PARENT,
+    "open": submit._OPEN,
+    "usage": users._USED,
+    "run": sql.GET,
+    "reply": sql.REPLY,
+    "not ended": sql.NOT_ENDED,
+    "queued": sql.QUEUED,
+    "positions": sql.POSITIONS,
+    "claim": sql.CLAIM,
+    "checkpoint": sql.CHECKPOINT,
+    "finish": sql.FINISH,
+    "request stop": sql.REQUEST_STOP,
+    "held": sql.HELD,
+    "take over": sql.TAKE_OVER,
+}
+
+
+@pytest.fixture(scope="module")
+def full(postgres_server, migrated_template):
+    """A connection to a database with much in it."""
+    name = "plans"
+    with psycopg.connect(postgres_server, autocommit=True) as server:
+        server.execute(f"DROP DATABASE IF EXISTS {name}")
+        server.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template}")
+    with psycopg.connect(postgres_server.replace("/postgres?", f"/{name}?"), autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")  # no foreign keys while filling
+        connection.execute(FILL)
+        connection.execute("SET session_replication_role = origin")
+        connection.execute("VACUUM ANALYZE")
+        yield connection
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_statement_reads_no_whole_table(full, name):
+    (plans,) = full.execute(f"EXPLAIN (FORMAT JSON) {STATEMENTS[name]}", PARAMS).fetchone()
+    plan = plans[0]["Plan"]
+    small = {"workers", "users"}
+    whole = [
+        node["Relation Name"]
+        for node in nodes(plan)
+        if node["Node Type"] == "Seq Scan" and node["Relation Name"] not in small
+    ]
+    assert whole == [], json.dumps(plan, indent=1)
+
+
+@pytest.mark.slow
+def test_a_page_of_the_list_is_read_in_order_without_sorting(full):
+    (plans,) = full.execute(f"EXPLAIN (FORMAT JSON) {conversations._LIST_AFTER}", PARAMS).fetchone()
+    kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(plans[0]["Plan"])]
+    assert ("Index Scan", "conversations_by_activity") in kinds
+    assert not any("Sort" in kind for kind, _ in kinds)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_stays_within_its_page(full):
+    """An update of text and counts touches no index (HOT), as long as the page has room."""
+    ids = [f"resp_{n * 1000 + 1}" for n in range(20)]
+    before = full.execute("SELECT id, attempt FROM runs WHERE id = ANY(%s)", [ids]).fetchall()
+    for seq in range(5):
+        full.execute(
+            sql.CHECKPOINT,
+            {
+                "ids": ids, "attempts": [attempt for _, attempt in before], "seqs": [seq] * 20,
+                "texts": ["some text " * seq] * 20, "prompts": [1] * 20, "cached": [0] * 20, "outputs": [seq] * 20,
+            },
+        )  # fmt: skip
+    full.execute("SELECT pg_stat_force_next_flush()")
+    for table in ("runs", "messages"):
+        updated, hot = full.execute(
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s", [table]
+        ).fetchone()
+        assert updated >= 100
+        assert hot / updated > 0.9, (table, hot, updated)
