@@ -95,6 +95,15 @@ def _transformers(request: _Request) -> Engine:
     return TransformersEngine(options, model=request.name, source=_model_source(request.url), data_dir=request.data_dir)
 
 
+def _vllm(request: _Request) -> Engine:
+    from chatsvc.inference.vllm import VllmEngine  # noqa: PLC0415
+    from chatsvc.inference.vllm_options import VllmOptions  # noqa: PLC0415
+
+    options = parse_options(request.url, VllmOptions)
+    options = _overrule(options, request, window="max_model_len", slots="max_num_seqs")
+    return VllmEngine(options, model=request.name, source=_model_source(request.url), data_dir=request.data_dir)
+
+
 def _model_source(url: EngineUrl) -> str | None:
     """The directory or name that a model is loaded from, None for the embedded one."""
     if url.target in {"", "embedded"}:
@@ -104,13 +113,14 @@ def _model_source(url: EngineUrl) -> str | None:
     return url.target
 
 
-def _overrule(options: OptionsT, request: _Request) -> OptionsT:
-    """The options with what the configuration says beside the URL."""
-    said = {key: value for key in ("window", "slots") if (value := getattr(request, key)) is not None}
-    return msgspec.structs.replace(options, **said)
+def _overrule(options: OptionsT, request: _Request, *, window: str = "window", slots: str = "slots") -> OptionsT:
+    """The options with what the configuration says beside the URL; ``window`` and ``slots`` name the fields."""
+    said = {window: request.window, slots: request.slots}
+    return msgspec.structs.replace(options, **{name: value for name, value in said.items() if value is not None})
 
 
 _BACKENDS: Final[dict[str, Callable[[_Request], Engine]]] = {
     "scripted": _scripted,
     "transformers": _transformers,
+    "vllm": _vllm,
 }

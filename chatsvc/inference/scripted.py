@@ -99,7 +99,7 @@ class ScriptedEngine(Engine):
         self,
         prompt: Prompt,
         sampling: Sampling,
-        run_id: str,  # noqa: ARG002 - part of the contract; nothing here is looked up by it
+        run_id: str,
         priority: int = 0,
     ) -> AsyncGenerator[Chunk, None]:
         self._check_open(EngineUnavailable)

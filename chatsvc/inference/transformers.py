@@ -20,6 +20,7 @@ from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.embedded_model import unpack_embedded_model
+from chatsvc.inference.loading import load_in_thread
 from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
 from chatsvc.inference.transformers_options import TransformersOptions
@@ -70,7 +71,7 @@ class TransformersEngine(Engine):
         self._loop = asyncio.get_running_loop()
         source = self._source or str(await unpack_embedded_model(self._data_dir, progress))
         progress(f"{self._model}: loading into memory")
-        self._batch = batch = await asyncio.to_thread(self._load, source)
+        self._batch = batch = await load_in_thread(lambda: self._load(source), lambda loaded: loaded.close())
         self._tokenizer = ChatTokenizer(batch.tokenizer)
         window = min(self._options.window or batch.window, batch.window, self._options.kv_tokens)
         self._limits = EngineLimits(

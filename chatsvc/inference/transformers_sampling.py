@@ -62,7 +62,7 @@ class _PerRequest(ContinuousBatchingLogitsProcessor):
         self._rows = [request.state.logit_processor_kwargs.get("draw") for request in requests_with_new_token]
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
-    def __call__(self, scores: Any, tensor_arg: Any) -> Any:  # noqa: ARG002 - the form is the base's
+    def __call__(self, scores: Any, tensor_arg: Any) -> Any:
         for row, draw in enumerate(self._rows):
             if draw is not None:
                 scores[row] = draw.race(scores[row])

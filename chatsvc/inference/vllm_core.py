@@ -1,0 +1,86 @@
+"""Everything that touches vLLM's own types. Imported only when a ``vllm:`` engine starts, since it imports torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+# Before vLLM is imported, since it reads them then. What the operator has set stays.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from chatsvc.inference.vllm_options import VllmOptions
+from chatsvc.prompt import Sampling
+
+__all__ = ["CoreStats", "EngineDeadError", "sampling_params", "start_core"]
+
+_ON_CPU: Final[dict[str, Any]] = {
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 1024,
+    "kv_cache_memory_bytes": 1 << 30,
+    "block_size": 32,
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+}
+_ON_GPU: Final[dict[str, Any]] = {
+    # The library's defaults for in-process use are far below those of its server.
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+}
+_NOT_VLLMS: Final = frozenset({"hang_s"})
+
+
+class CoreStats:
+    """The scheduler's last words about itself."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.kv_used = 0.0
+
+
+def start_core(model: str, options: VllmOptions, stats: CoreStats) -> AsyncLLM:
+    """Start the engine core in processes of its own and wait until it is ready: half a minute, or more."""
+
+    class Recorder(StatLoggerBase):
+        """In place of the stock loggers, which register collectors in the process-wide Prometheus registry."""
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                stats.running = scheduler_stats.num_running_reqs
+                stats.kv_used = scheduler_stats.kv_cache_usage
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    defaults = _ON_CPU if current_platform.is_cpu() else _ON_GPU
+    said = {
+        name: value
+        for name in options.__struct_fields__
+        if name not in _NOT_VLLMS and (value := getattr(options, name)) is not None
+    }
+    args = AsyncEngineArgs(model=model, scheduling_policy="priority", disable_log_stats=True, **{**defaults, **said})
+    return AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
+
+
+def sampling_params(sampling: Sampling, max_tokens: int) -> SamplingParams:
+    """A ``Sampling`` in vLLM's terms. Outputs are deltas; everything with a surprising default is said."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        stop=list(sampling.stop) or None,
+        output_kind=RequestOutputKind.DELTA,
+    )
