@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from chatsvc.errors import ConfigError
 
@@ -41,9 +42,14 @@ def take(descriptor: int) -> bool:
     return True
 
 
+def open_private(path: Path) -> BinaryIO:
+    """Open a file of ours to append to it; nobody else may read what a server logs."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+
+
 def held(path: Path) -> bool:
     """Whether another process holds the lock on this file."""
-    with path.open("ab") as file:
+    with open_private(path) as file:
         return not take(file.fileno())
 
 

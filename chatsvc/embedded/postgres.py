@@ -35,6 +35,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "timezone": "UTC",
     "log_timezone": "UTC",
     "jit": "off",
+    # An error's DETAIL may quote a row, and rows hold what people wrote.
+    "log_error_verbosity": "terse",
 }
 
 
@@ -58,6 +60,7 @@ def _prepare(data_dir: Path, progress: Progress, settings: Mapping[str, str]) ->
     try:
         account = _account(data)
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data.chmod(0o700)  # volumes come with group rights, which Postgres does not accept
         if account.switch:
             os.chown(data, account.uid, account.gid)
             for path in (data, binaries):

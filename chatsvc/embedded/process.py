@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from chatsvc.embedded.datadir import held, lines, refusal, take, unusable
+from chatsvc.embedded.datadir import held, lines, open_private, refusal, take, unusable
 from chatsvc.errors import ConfigError
 
 Progress = Callable[[str], None]
@@ -114,7 +114,7 @@ async def running(server: Server, progress: Progress) -> AsyncIterator[None]:
 def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes] | None:
     """Start the server with the lock in its hands; None when another one holds the lock."""
     try:
-        with server.lock.open("ab") as lock:
+        with open_private(server.lock) as lock:
             if not take(lock.fileno()):
                 return None
             if server.ready():
@@ -125,7 +125,7 @@ def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes
             if server.log.exists() and server.log.stat().st_size > _LOG_KEPT_BYTES:
                 server.log.replace(server.log.with_suffix(".log.1"))
             progress(f"Starting {server.title}")
-            with server.log.open("ab") as log:
+            with open_private(server.log) as log:
                 return subprocess.Popen(  # noqa: S603 - the program was found by us
                     server.argv,
                     stdin=subprocess.DEVNULL,
