@@ -126,6 +126,10 @@ class ServerProcess:
                 f"the server was still there {timeout_s} s after SIGTERM\n{self.log()[-4000:]}"
             ) from None
 
+    def signal(self, number: int) -> None:
+        """Send any signal to the server alone."""
+        self._running().send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL to the server alone; its embedded Postgres and Valkey are left to themselves, as in a crash."""
         process = self._running()
