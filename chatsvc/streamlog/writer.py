@@ -33,8 +33,8 @@ _logger = structlog.get_logger(__name__)
 _LOOK_AGAIN_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between looks at a log that is away."""
 _NEVER: Final = float("inf")
-_ROUNDS_PER_BATCH: Final = 10
-"""Rounds of a busy pump within ``batch_ms``: what falls due within a tenth of it shares a round trip."""
+_ROUND_S: Final = 0.01
+"""A busy pump begins a round trip at most this often, so that what falls due in between shares one."""
 
 
 class Audience(Protocol):
@@ -130,7 +130,7 @@ class LogWriter:
         while True:
             self._alarm.clear()
             at = min(self._due_at, self._look_at) if self._doubtful else self._due_at
-            at = max(at, last_began + self._batch_s / _ROUNDS_PER_BATCH)
+            at = max(at, last_began + min(_ROUND_S, self._batch_s))
             if at <= loop.time():
                 return
             timer = loop.call_at(at, self._alarm.set) if at != _NEVER else None
