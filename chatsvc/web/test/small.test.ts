@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { ApiError, Client } from "../src/api/client.ts";
 import { clientMessageId } from "../src/api/ids.ts";
 import { patienceFor, patiently } from "../src/api/patience.ts";
-import { dayLabel } from "../src/list/days.ts";
+import { DayLabels } from "../src/list/days.ts";
 import { Drafts } from "../src/state/drafts.ts";
 import { explain } from "../src/state/notices.ts";
 import { conversationIn } from "../src/state/router.ts";
@@ -76,12 +76,13 @@ test("the route is read under any base path", () => {
 });
 
 test("days are those of the reader's own zone", () => {
-  const now = new Date(2026, 10, 18, 9, 0);
-  assert.equal(dayLabel(new Date(2026, 10, 18, 0, 5).toISOString(), now), "Today");
-  assert.equal(dayLabel(new Date(2026, 10, 17, 23, 55).toISOString(), now), "Yesterday");
-  assert.equal(dayLabel(new Date(2026, 10, 14, 12, 0).toISOString(), now, "en"), "Saturday");
-  assert.equal(dayLabel(new Date(2026, 9, 1).toISOString(), now, "en"), "October");
-  assert.equal(dayLabel(new Date(2025, 9, 1).toISOString(), now, "en"), "October 2025");
+  const labels = new DayLabels(new Date(2026, 10, 18, 9, 0), "en");
+  const of = (...time: [number, number, number, number?, number?]): string => labels.of(new Date(...time).toISOString());
+  assert.equal(of(2026, 10, 18, 0, 5), "Today");
+  assert.equal(of(2026, 10, 17, 23, 55), "Yesterday");
+  assert.equal(of(2026, 10, 14, 12, 0), "Saturday");
+  assert.equal(of(2026, 9, 1), "October");
+  assert.equal(of(2025, 9, 1), "October 2025");
 });
 
 test("refusals are told in words that say what to do", () => {

@@ -1,7 +1,7 @@
 // Everything the page holds, put together in one place and handed to the views.
 
-import { effect, signal, type Signal } from "@preact/signals";
-import { Client } from "../api/client.ts";
+import { effect, signal, untracked, type Signal } from "@preact/signals";
+import { ApiError, Client } from "../api/client.ts";
 import type { ConversationRow, Me } from "../api/types.ts";
 import { Markdown } from "../text/markdown.ts";
 import { Sanitiser } from "../text/sanitise.ts";
@@ -13,6 +13,8 @@ import { Pulse } from "./pulse.ts";
 import { Router } from "./router.ts";
 import { applyTheme, nextTheme, readTheme, THEME_KEY, type Theme } from "./theme.ts";
 import { Thread } from "./thread.ts";
+
+const OUTDATED = new Set(["conversation_busy", "not_found", "unknown_parent"]);
 
 export class App {
   readonly client: Client;
@@ -45,7 +47,10 @@ export class App {
   }
 
   start(): void {
-    effect(() => this.show(this.router.conversation.value));
+    effect(() => {
+      const id = this.router.conversation.value;
+      untracked(() => this.show(id));
+    });
     effect(() => {
       this.window.document.title = this.thread.value.title.value ?? "Chat";
     });
@@ -71,6 +76,8 @@ export class App {
       return true;
     } catch (error) {
       this.notices.report(error, retry);
+      // What was refused rests on an old view of the conversation: a reply from another window, a deletion.
+      if (error instanceof ApiError && OUTDATED.has(error.code)) void this.thread.peek().load();
       return false;
     }
   }

@@ -4,24 +4,32 @@ import { computed, signal, type ReadonlySignal, type Signal } from "@preact/sign
 import type { Client } from "../api/client.ts";
 import type { ConversationRow } from "../api/types.ts";
 
-const PAGE = 60;
+const PAGE = 100;
 const REFRESH = 30;
 
-const sidebarOrder = (a: ConversationRow, b: ConversationRow): number =>
-  Number(b.pinned) - Number(a.pinned) || Date.parse(b.updated_at) - Date.parse(a.updated_at) || (a.id < b.id ? 1 : -1);
+/** A row with the instant of its last activity, read once: ten thousand rows are sorted often. */
+interface Entry {
+  readonly row: ConversationRow;
+  readonly time: number;
+}
+
+const sidebarOrder = (a: Entry, b: Entry): number =>
+  Number(b.row.pinned) - Number(a.row.pinned) || b.time - a.time || (a.row.id < b.row.id ? 1 : -1);
 
 export class Chats {
-  private readonly byId: Signal<ReadonlyMap<string, ConversationRow>> = signal(new Map());
+  private readonly byId: Signal<ReadonlyMap<string, Entry>> = signal(new Map());
   private readonly cursor: Signal<string | null> = signal(null);
   private loadingMore: Promise<void> | null = null;
   readonly started = signal(false);
-  readonly rows: ReadonlySignal<readonly ConversationRow[]> = computed(() => [...this.byId.value.values()].sort(sidebarOrder));
+  readonly rows: ReadonlySignal<readonly ConversationRow[]> = computed(() =>
+    [...this.byId.value.values()].sort(sidebarOrder).map((entry) => entry.row),
+  );
   readonly complete: ReadonlySignal<boolean> = computed(() => this.started.value && this.cursor.value === null);
 
   constructor(private readonly client: Client) {}
 
   find(id: string | null): ConversationRow | undefined {
-    return id === null ? undefined : this.byId.value.get(id);
+    return id === null ? undefined : this.byId.value.get(id)?.row;
   }
 
   /** Fetch the next page; while one is on its way the same promise is returned. */
@@ -46,7 +54,7 @@ export class Chats {
 
   /** Change title or pin; shown at once, taken back when the server refuses. */
   async change(id: string, changes: Partial<Pick<ConversationRow, "title" | "pinned">>): Promise<void> {
-    const before = this.byId.value.get(id);
+    const before = this.find(id);
     if (!before) return;
     this.put({ ...before, ...changes });
     try {
@@ -76,10 +84,10 @@ export class Chats {
   }
 
   private merge(rows: readonly ConversationRow[]): void {
-    const changed = rows.filter((row) => !sameRow(this.byId.value.get(row.id), row));
+    const changed = rows.filter((row) => !sameRow(this.find(row.id), row));
     if (changed.length === 0) return;
     const next = new Map(this.byId.value);
-    for (const row of changed) next.set(row.id, row);
+    for (const row of changed) next.set(row.id, { row, time: Date.parse(row.updated_at) });
     this.byId.value = next;
   }
 }

@@ -1,6 +1,6 @@
 // Keeps a stream open for each running reply on the branch that is shown, and for no other.
 
-import { effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
+import { effect, signal, untracked, type ReadonlySignal, type Signal } from "@preact/signals";
 import { ApiError, type Client } from "../api/client.ts";
 import { isRunning, type Message } from "../api/types.ts";
 import type { Surroundings } from "../stream/reader.ts";
@@ -31,7 +31,10 @@ export class LiveReplies {
     private readonly options: RepliesOptions,
   ) {
     this.stopWatching = [
-      effect(() => this.follow(branch.value.filter(isRunning))),
+      effect(() => {
+        const running = branch.value.filter(isRunning);
+        untracked(() => this.follow(running));
+      }),
       options.surroundings.onAttention((attentive) => this.attend(attentive)),
     ];
   }

@@ -6,7 +6,7 @@ import type { Thread } from "../state/thread.ts";
 import { useApp } from "./context.ts";
 import { IconButton } from "./Icon.tsx";
 import { Notices } from "./Notices.tsx";
-import { fitHeight, isSendKey } from "./textarea.ts";
+import { fitHeight, hasTouchKeyboard, isSendKey } from "./textarea.ts";
 
 export const COMPOSER_ID = "composer";
 
@@ -31,7 +31,9 @@ export function Composer({ thread, offered }: ComposerProps) {
   latest.current = text;
 
   useLayoutEffect(() => fitHeight(area.current), [text]);
-  useEffect(() => area.current?.focus({ preventScroll: true }), [thread]);
+  useEffect(() => {
+    if (!hasTouchKeyboard()) area.current?.focus({ preventScroll: true });
+  }, [thread]);
   useEffect(() => {
     if (!offered) return;
     write(offered.text);

@@ -3,7 +3,7 @@
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { ConversationRow } from "../api/types.ts";
-import { dayLabel } from "../list/days.ts";
+import { DayLabels } from "../list/days.ts";
 import { Rows } from "../list/window.ts";
 import { ChatRow } from "./ChatRow.tsx";
 import { useApp } from "./context.ts";
@@ -19,9 +19,10 @@ type Line = { key: string; heading: string } | { key: string; row: ConversationR
 
 function toLines(rows: readonly ConversationRow[], now: Date): Line[] {
   const lines: Line[] = [];
+  const labels = new DayLabels(now);
   let group = "";
   for (const row of rows) {
-    const label = row.pinned ? "Pinned" : dayLabel(row.updated_at, now);
+    const label = row.pinned ? "Pinned" : labels.of(row.updated_at);
     if (label !== group) lines.push({ key: `heading ${label}`, heading: label });
     group = label;
     lines.push({ key: row.id, row });

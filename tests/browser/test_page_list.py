@@ -1,0 +1,99 @@
+"""The list of conversations: named, pinned, deleted; and ten thousand of them."""
+
+import pytest
+from playwright.async_api import expect
+from stand_ins import many_conversations
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def choose(tab, title, action):
+    await tab.page.get_by_role("link", name=title, exact=True).hover()
+    await tab.button(f"Actions for {title}").click()
+    await tab.page.get_by_role("menuitem", name=action).click()
+
+
+async def start(tab, text):
+    await tab.send(text)
+    await expect(tab.page.get_by_role("link", name=text, exact=True)).to_be_visible()
+
+
+async def test_a_conversation_is_renamed_in_all_windows(visit):
+    tab = await visit()
+    await start(tab, "Rename me")
+    other = await visit(beside=tab)
+    await choose(tab, "Rename me", "Rename")
+    await tab.page.get_by_label("New title").fill("Renamed")
+    await tab.page.get_by_label("New title").press("Enter")
+    for one in (tab, other):
+        await expect(one.page.get_by_role("link", name="Renamed", exact=True)).to_be_visible()
+    await expect(tab.page.get_by_role("heading", name="Renamed", level=1)).to_be_visible()
+    assert (await tab.stored())["title"] == "Renamed"
+
+
+async def test_a_pinned_conversation_stays_on_top(visit):
+    tab = await visit()
+    await start(tab, "Pin me")
+    await choose(tab, "Pin me", "Pin")
+    await expect(tab.page.get_by_role("heading", name="Pinned", exact=True)).to_be_visible()
+    await tab.button("New chat").first.click()
+    await start(tab, "Newer than the pinned one")
+    await tab.page.reload()
+    await expect(tab.page.locator(".chat-row a").first).to_have_text("Pin me")
+    await choose(tab, "Pin me", "Unpin")
+    await expect(tab.page.get_by_role("heading", name="Pinned", exact=True)).to_be_hidden()
+
+
+async def test_a_conversation_is_deleted_only_after_a_yes(visit):
+    tab = await visit()
+    await start(tab, "Delete me")
+    link = tab.page.get_by_role("link", name="Delete me", exact=True)
+    conversation = tab.conversation_id
+    await choose(tab, "Delete me", "Delete")
+    await tab.page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    await expect(link).to_be_visible()
+    await choose(tab, "Delete me", "Delete")
+    await tab.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    await expect(link).to_be_hidden()
+    await expect(tab.page.get_by_text("What is on your mind?")).to_be_visible()
+    assert await tab.api("GET", f"v1/conversations/{conversation}") == 404
+    await tab.page.goto(f"{tab.base_url}/c/{conversation}")
+    await expect(tab.page.get_by_text("does not exist, or is not yours")).to_be_visible()
+
+
+async def test_back_and_forward_move_between_conversations(visit):
+    tab = await visit()
+    await start(tab, "The first stop")
+    await tab.button("New chat").first.click()
+    await start(tab, "The second stop")
+    await tab.page.go_back()
+    await tab.page.go_back()
+    await expect(tab.question).to_contain_text("The first stop")
+    await tab.page.go_forward()
+    await tab.page.go_forward()
+    await expect(tab.question).to_contain_text("The second stop")
+
+
+async def test_ten_thousand_conversations_are_fetched_as_they_are_needed_and_few_are_drawn(visit):
+    tab = await visit()
+    fetched = await many_conversations(tab, 10_000)
+    await tab.open()
+    rows = tab.page.locator(".chat-row")
+    await expect(rows.first).to_be_visible()
+    assert len(fetched) <= 3
+    drawn = 0
+    for _ in range(400):
+        state = await tab.page.evaluate(
+            """async () => {
+              const list = document.querySelector(".chats");
+              list.scrollTop = list.scrollHeight;
+              await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+              const last = [...document.querySelectorAll(".chat-row")].at(-1);
+              return [document.querySelectorAll(".chat-row").length, last?.textContent ?? ""];
+            }"""
+        )
+        drawn = max(drawn, state[0])
+        if "Chat 9999" in state[1]:
+            break
+    assert "Chat 9999" in state[1]
+    assert drawn < 120
