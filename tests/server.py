@@ -148,11 +148,15 @@ class ServerProcess:
         except (urllib.error.URLError, OSError):
             return False
 
+    def stop_if_running(self) -> None:
+        """``stop``, unless it has ended already."""
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._running().poll() is None:
-            self.stop()
+        self.stop_if_running()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -51,6 +52,7 @@ class Dispatcher:
         self._runner = runner
         self._throughput = throughput
         self._active: dict[str, ActiveRun] = {}
+        self._used: Counter[str] = Counter()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._work = asyncio.Event()
         self._sweep = asyncio.Event()
@@ -160,18 +162,16 @@ class Dispatcher:
                 self._start(run)
 
     def _free(self) -> dict[str, int]:
-        used: dict[str, int] = {}
-        for active in self._active.values():
-            used[active.run.model] = used.get(active.run.model, 0) + 1
         return {
             model: free
             for model, slots in self._slots.items()
-            if model not in self._unready and (free := slots - used.get(model, 0)) > 0
+            if model not in self._unready and (free := slots - self._used[model]) > 0
         }
 
     def _start(self, run: Run) -> None:
         active = ActiveRun(run)
         self._active[run.id] = active
+        self._used[run.model] += 1
         self._idle.clear()
         self._tasks[run.id] = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
 
@@ -179,8 +179,12 @@ class Dispatcher:
         try:
             with self._throughput.measure(active.run.model):
                 await self._runner.execute(active)
+        except Exception as error:  # noqa: BLE001
+            # Not even its end could be written. The run is still ours in Postgres: the lease keeper finds it there.
+            _log.exception("run was dropped", run_id=active.run.id, error_type=type(error).__name__)
         finally:
             del self._active[active.run.id]
+            self._used[active.run.model] -= 1
             del self._tasks[active.run.id]
             active.ended.set()
             self._work.set()

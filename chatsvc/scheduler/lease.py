@@ -64,6 +64,7 @@ class LeaseKeeper:
         self._log_ttl_s = log_ttl_s
         self._beating_since = math.inf
         self._soon = asyncio.Event()
+        self._strays: set[tuple[str, int]] = set()
 
     def beat_soon(self) -> None:
         """Renew now instead of when it is time."""
@@ -95,9 +96,20 @@ class LeaseKeeper:
             self._dispatcher.interrupt(run_id, Interrupt.STOP)
         for run_id, attempt in before - set(beat.held):
             self._dispatcher.give_up(run_id, attempt)
+        await self._settle_strays(set(beat.held) - before - self._dispatcher.attempts())
         if self._may_judge():
             for run in await self._store.workers.take_over(self._dispatcher.worker_id):
                 await self._settle_orphan(run)
+
+    async def _settle_strays(self, strays: set[tuple[str, int]]) -> None:
+        """Runs that Postgres says are ours and that nobody here works on: the answer to a claim was lost, for one.
+
+        Strays of two beats in a row are that; those of one may have been claimed a moment ago.
+        """
+        for run_id, attempt in strays & self._strays:
+            _log.warning("stray run found", run_id=run_id, attempt=attempt)
+            await self._settle_orphan((await self._store.runs.reply(run_id)).run)
+        self._strays = strays
 
     def _may_judge(self) -> bool:
         """Only who has renewed without a break for longer than a lease lasts may call another's lease expired."""

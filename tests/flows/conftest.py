@@ -22,7 +22,7 @@ def start_server(postgres_server, migrated_template, redis_server, tmp_path_fact
     with contextlib.ExitStack() as stack:
         databases = {}
 
-        def start(engine="scripted:?tokens_per_s=100&tokens=40&slots=64", *, beside=None, **env):
+        def start(engine="scripted:?tokens_per_s=100&tokens=40&slots=64", *, beside=None, ready_s=60, **env):
             database = (
                 databases[beside]
                 if beside
@@ -32,7 +32,9 @@ def start_server(postgres_server, migrated_template, redis_server, tmp_path_fact
             data_dir = tmp_path_factory.mktemp("server") / "data"
             process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
             databases[process] = database
-            return stack.enter_context(process)
+            process.start(ready_s)
+            stack.callback(process.stop_if_running)
+            return process
 
         yield start
 

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 from api_client import Api
 from log_server import LogServer
@@ -263,3 +264,19 @@ async def test_sigterm_hands_over_what_cannot_finish_in_the_grace_time(start_ser
     state = await api.state(waiting)
     assert state["status"] in {"queued", "streaming"}
     await api.call("POST", f"/v1/responses/{waiting['response_id']}/stop")
+
+
+async def test_a_claim_whose_answer_was_lost_is_found_and_the_run_is_answered(start_server, client):
+    server = start_server("scripted:?first_token_ms=500&tokens_per_s=100&tokens=20&slots=1")
+    api = Api(client, server.base_url)
+    await api.start()
+    waiting = await api.start()
+    with psycopg.connect(server.database_url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE runs SET status = 'streaming', attempt = attempt + 1, owner = (SELECT id FROM workers) WHERE id = %s",
+            [waiting["response_id"]],
+        )
+    async with asyncio.timeout(10):
+        rendered = await read_to_the_end(client, api.stream_url(waiting), pause_s=0.1)
+    assert rendered.end.name == "done"
+    assert rendered.text == (await api.message_of(waiting))["content"] != ""
