@@ -23,14 +23,26 @@ def quiet(line):
     """Progress that nobody reads."""
 
 
+def new_directory():
+    """A directory that another account may pass through: pytest shuts its own again whenever a session starts."""
+    return tempfile.TemporaryDirectory(prefix="chatsvc-test-", dir="/tmp")
+
+
 def serve(open_server):
-    """Run a server for as long as a session-wide fixture lives. Its directory has a short name, as sockets need."""
-    with tempfile.TemporaryDirectory(prefix="chatsvc-test-", dir="/tmp") as directory, asyncio.Runner() as runner:
+    """Run a server for as long as a session-wide fixture lives."""
+    with new_directory() as directory, asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
             yield runner.run(stack.enter_async_context(open_server(Path(directory))))
         finally:
             runner.run(stack.aclose())
+
+
+@pytest.fixture
+def data_dir():
+    """An empty directory for servers of the test's own."""
+    with new_directory() as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psycopg
@@ -31,10 +30,10 @@ async def main():
     got = asyncio.get_running_loop().create_future()
     for sign in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sign, lambda sign=sign: got.done() or got.set_result(sign))
-    directory = Path(sys.argv[1])
+    data_dir = Path(sys.argv[1])
     quiet = lambda line: None
-    with lock_data_dir(directory):
-        async with embedded_postgres(directory, quiet) as postgres, embedded_redis(directory, quiet) as valkey:
+    with lock_data_dir(data_dir):
+        async with embedded_postgres(data_dir, quiet) as postgres, embedded_redis(data_dir, quiet) as valkey:
             print("ready", flush=True)
             await got
             await asyncio.sleep(0.2)
@@ -44,12 +43,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def directory():
-    with tempfile.TemporaryDirectory(prefix="chatsvc-test-", dir="/tmp") as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -65,10 +58,10 @@ def said():
 
 
 @contextlib.contextmanager
-def host(directory):
+def host(data_dir):
     """A process of its own that runs both servers, in its own process group as under a terminal."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOST, str(directory)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", HOST, str(data_dir)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         assert process.stdout.readline() == "ready\n"
@@ -93,108 +86,108 @@ async def redis_info(url):
         return await client.info()
 
 
-def nothing_runs(directory):
-    return not held(directory / "postgres.lock") and not held(directory / "valkey.lock")
+def nothing_runs(data_dir):
+    return not held(data_dir / "postgres.lock") and not held(data_dir / "valkey.lock")
 
 
-async def test_both_servers_answer_keep_their_data_and_leave_nothing_running(directory, said):
-    async with embedded_postgres(directory, said.append) as url, await connect(url) as connection:
+async def test_both_servers_answer_keep_their_data_and_leave_nothing_running(data_dir, said):
+    async with embedded_postgres(data_dir, said.append) as url, await connect(url) as connection:
         await connection.execute("CREATE TABLE kept (word text)")
         await connection.commit()
-    async with embedded_redis(directory, said.append) as url, aioredis.Redis.from_url(url) as client:
+    async with embedded_redis(data_dir, said.append) as url, aioredis.Redis.from_url(url) as client:
         await client.set("kept", "word")
         assert (await client.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
         assert (await client.config_get("appendonly"))["appendonly"] == "yes"
-    assert nothing_runs(directory)
+    assert nothing_runs(data_dir)
     assert said == ["Preparing the embedded Postgres (first start only)", "Starting Postgres", "Starting Valkey"]
 
-    async with embedded_postgres(directory, said.append) as url, await connect(url) as connection:
+    async with embedded_postgres(data_dir, said.append) as url, await connect(url) as connection:
         await connection.execute("SELECT word FROM kept")
         encodings = await connection.execute("SHOW server_encoding")
         assert await encodings.fetchone() == ("UTF8",)
-    async with embedded_redis(directory, said.append) as url, aioredis.Redis.from_url(url) as client:
+    async with embedded_redis(data_dir, said.append) as url, aioredis.Redis.from_url(url) as client:
         assert await client.get("kept") == b"word"
-    assert nothing_runs(directory)
+    assert nothing_runs(data_dir)
 
 
-async def test_servers_left_by_a_killed_process_are_used_again(directory, said):
-    with host(directory) as process:
+async def test_servers_left_by_a_killed_process_are_used_again(data_dir, said):
+    with host(data_dir) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert held(directory / "postgres.lock")
-    assert held(directory / "valkey.lock")
-    async with embedded_postgres(directory, said.append) as postgres, embedded_redis(directory, said.append) as valkey:
+    assert held(data_dir / "postgres.lock")
+    assert held(data_dir / "valkey.lock")
+    async with embedded_postgres(data_dir, said.append) as postgres, embedded_redis(data_dir, said.append) as valkey:
         await postgres_answers(postgres)
         await redis_info(valkey)
     assert said == ["Using the Postgres that is still running", "Using the Valkey that is still running"]
-    assert nothing_runs(directory)
+    assert nothing_runs(data_dir)
 
 
 @pytest.mark.slow
-async def test_servers_that_were_killed_too_are_started_again(directory, said):
-    with host(directory) as process:
+async def test_servers_that_were_killed_too_are_started_again(data_dir, said):
+    with host(data_dir) as process:
         process.kill()
         process.wait()
     for name in ("postgres/postmaster.pid", "valkey/valkey.pid"):
-        os.kill(int((directory / name).read_text().split()[0]), signal.SIGKILL)
-    while any(answers(directory / name, b"", b"") for name in ("postgres/.s.PGSQL.5432", "valkey/valkey.sock")):
+        os.kill(int((data_dir / name).read_text().split()[0]), signal.SIGKILL)
+    while any(answers(data_dir / name, b"", b"") for name in ("postgres/.s.PGSQL.5432", "valkey/valkey.sock")):
         await asyncio.sleep(0)
-    async with embedded_postgres(directory, said.append) as postgres, embedded_redis(directory, said.append) as valkey:
+    async with embedded_postgres(data_dir, said.append) as postgres, embedded_redis(data_dir, said.append) as valkey:
         await postgres_answers(postgres)
         await redis_info(valkey)
     assert said == ["Starting Postgres", "Starting Valkey"]
 
 
 @pytest.mark.slow
-async def test_a_process_id_that_now_belongs_to_another_process_misleads_nobody(directory, said):
+async def test_a_process_id_that_now_belongs_to_another_process_misleads_nobody(data_dir, said):
     """After a restart of a container the old ids are in use again at once."""
-    async with embedded_postgres(directory, said.append) as url:
-        lines = (directory / "postgres" / "postmaster.pid").read_text().splitlines()
+    async with embedded_postgres(data_dir, said.append) as url:
+        lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines()
     lines[0] = str(os.getppid())
-    (directory / "postgres" / "postmaster.pid").write_text("\n".join(lines) + "\n")
+    (data_dir / "postgres" / "postmaster.pid").write_text("\n".join(lines) + "\n")
     # Written by a server that was killed, beside its socket: the same trap once more.
-    (directory / "postgres" / ".s.PGSQL.5432.lock").write_text("\n".join(lines[:5]) + "\n")
-    (directory / "valkey").mkdir()
-    (directory / "valkey" / "valkey.pid").write_text(f"{os.getppid()}\n")
-    async with embedded_postgres(directory, said.append) as url, embedded_redis(directory, said.append) as valkey:
+    (data_dir / "postgres" / ".s.PGSQL.5432.lock").write_text("\n".join(lines[:5]) + "\n")
+    (data_dir / "valkey").mkdir()
+    (data_dir / "valkey" / "valkey.pid").write_text(f"{os.getppid()}\n")
+    async with embedded_postgres(data_dir, said.append) as url, embedded_redis(data_dir, said.append) as valkey:
         await postgres_answers(url)
         await redis_info(valkey)
     os.kill(os.getppid(), 0)
 
 
-async def test_a_second_start_on_the_same_data_finds_the_first_server(directory, said):
-    async with embedded_redis(directory, said.append) as first:
+async def test_a_second_start_on_the_same_data_finds_the_first_server(data_dir, said):
+    async with embedded_redis(data_dir, said.append) as first:
         one = await redis_info(first)
-        async with embedded_redis(directory, said.append) as second:
+        async with embedded_redis(data_dir, said.append) as second:
             assert (await redis_info(second))["run_id"] == one["run_id"]
-    assert not held(directory / "valkey.lock")
+    assert not held(data_dir / "valkey.lock")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_terminal_stops_the_servers_after_us_not_with_us(directory, sign):
-    with host(directory) as process:
+def test_a_signal_to_the_whole_terminal_stops_the_servers_after_us_not_with_us(data_dir, sign):
+    with host(data_dir) as process:
         os.killpg(process.pid, sign)
         assert process.stdout.readline() == "alive (1,) True\n"
         assert process.stdout.readline() == "stopped\n"
         assert process.wait(10) == 0
-    assert nothing_runs(directory)
+    assert nothing_runs(data_dir)
 
 
-async def test_a_server_that_somebody_else_runs_on_our_data_is_left_alone(directory, said):
-    async with embedded_redis(directory, said.append) as url:
-        (directory / "valkey.lock").unlink()
+async def test_a_server_that_somebody_else_runs_on_our_data_is_left_alone(data_dir, said):
+    async with embedded_redis(data_dir, said.append) as url:
+        (data_dir / "valkey.lock").unlink()
         with pytest.raises(ConfigError, match="that is not ours runs on"):
-            async with embedded_redis(directory, said.append):
+            async with embedded_redis(data_dir, said.append):
                 pass
         await redis_info(url)
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing_running(directory, said):
+async def test_a_start_that_is_cancelled_leaves_nothing_running(data_dir, said):
     starting = asyncio.Event()
 
     async def run():
-        async with embedded_redis(directory, lambda _: starting.set()):
+        async with embedded_redis(data_dir, lambda _: starting.set()):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(run())
@@ -202,17 +195,17 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(directory, said)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not held(directory / "valkey.lock")
+    assert not held(data_dir / "valkey.lock")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["x" * 120, "with space", "a,b", "100%20", 'it\'s "so"', "ünïcode-文"])
-async def test_any_name_of_a_data_directory_will_do(directory, said, name):
-    data_dir = directory / name
-    with lock_data_dir(data_dir):
+async def test_any_name_of_a_data_directory_will_do(data_dir, said, name):
+    place = data_dir / name
+    with lock_data_dir(place):
         async with (
-            embedded_postgres(data_dir, said.append) as postgres,
-            embedded_redis(data_dir, said.append) as valkey,
+            embedded_postgres(place, said.append) as postgres,
+            embedded_redis(place, said.append) as valkey,
         ):
             await postgres_answers(postgres)
             await redis_info(valkey)
@@ -222,84 +215,84 @@ async def test_any_name_of_a_data_directory_will_do(directory, said, name):
 
 
 @pytest.mark.slow
-async def test_a_server_that_does_not_come_up_says_why(directory, said):
+async def test_a_server_that_does_not_come_up_says_why(data_dir, said):
     with pytest.raises(ConfigError, match=r"The embedded Postgres in .* ended with status 1.*shared_buffers"):
-        async with embedded_postgres(directory, said.append, settings={"shared_buffers": "plenty"}):
+        async with embedded_postgres(data_dir, said.append, settings={"shared_buffers": "plenty"}):
             pass
-    assert not held(directory / "postgres.lock")
+    assert not held(data_dir / "postgres.lock")
 
 
 @pytest.mark.slow
-async def test_a_first_start_that_was_cut_short_is_begun_again(directory, said):
-    (directory / "postgres.new" / "base").mkdir(parents=True)
-    (directory / "postgres.new" / "PG_VERSION").write_text("18\n")
-    (directory / "postgres").mkdir()
-    async with embedded_postgres(directory, said.append) as url:
+async def test_a_first_start_that_was_cut_short_is_begun_again(data_dir, said):
+    (data_dir / "postgres.new" / "base").mkdir(parents=True)
+    (data_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
+    (data_dir / "postgres").mkdir()
+    async with embedded_postgres(data_dir, said.append) as url:
         await postgres_answers(url)
 
 
-async def test_data_of_another_version_is_refused_with_what_to_do(directory, said):
-    (directory / "postgres").mkdir()
-    (directory / "postgres" / "PG_VERSION").write_text("15\n")
+async def test_data_of_another_version_is_refused_with_what_to_do(data_dir, said):
+    (data_dir / "postgres").mkdir()
+    (data_dir / "postgres" / "PG_VERSION").write_text("15\n")
     with pytest.raises(ConfigError, match="made by Postgres 15, and this is Postgres 18"):
-        async with embedded_postgres(directory, said.append):
+        async with embedded_postgres(data_dir, said.append):
             pass
 
 
-async def test_a_missing_server_is_refused_with_every_way_out(directory, said, monkeypatch):
+async def test_a_missing_server_is_refused_with_every_way_out(data_dir, said, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.setenv("PATH", str(data_dir))
     with pytest.raises(ConfigError, match=r"chatsvc\[embedded\].*CHATSVC_DATABASE_URL"):
-        async with embedded_postgres(directory, said.append):
+        async with embedded_postgres(data_dir, said.append):
             pass
     with pytest.raises(ConfigError, match=r"chatsvc\[embedded\].*PATH.*CHATSVC_REDIS_URL"):
-        async with embedded_redis(directory, said.append):
+        async with embedded_redis(data_dir, said.append):
             pass
 
 
-async def test_a_server_on_the_path_serves_where_the_wheel_is_missing(directory, said, monkeypatch):
+async def test_a_server_on_the_path_serves_where_the_wheel_is_missing(data_dir, said, monkeypatch):
     from chatsvc.embedded import valkey
 
-    (directory / "bin").mkdir()
-    (directory / "bin" / "redis-server").symlink_to(valkey._binary())
+    (data_dir / "bin").mkdir()
+    (data_dir / "bin" / "redis-server").symlink_to(valkey._binary())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", str(directory / "bin"))
-    async with embedded_redis(directory, said.append) as url:
+    monkeypatch.setenv("PATH", str(data_dir / "bin"))
+    async with embedded_redis(data_dir, said.append) as url:
         await redis_info(url)
     assert said == ["Starting Redis"]
 
 
 @pytest.mark.slow
-def test_a_data_directory_in_use_is_refused_with_the_process_that_uses_it(directory):
-    with host(directory) as process:
+def test_a_data_directory_in_use_is_refused_with_the_process_that_uses_it(data_dir):
+    with host(data_dir) as process:
         words = rf"in use by another chatsvc, process {process.pid}\b.*CHATSVC_DATA_DIR"
-        with pytest.raises(ConfigError, match=words), lock_data_dir(directory):
+        with pytest.raises(ConfigError, match=words), lock_data_dir(data_dir):
             pass
         process.kill()
         process.wait()
-        with lock_data_dir(directory):
-            assert (directory / "lock").read_text() == f"{os.getpid()}\n"
+        with lock_data_dir(data_dir):
+            assert (data_dir / "lock").read_text() == f"{os.getpid()}\n"
         for name in ("postgres/postmaster.pid", "valkey/valkey.pid"):
-            os.kill(int((directory / name).read_text().split()[0]), signal.SIGTERM)
+            os.kill(int((data_dir / name).read_text().split()[0]), signal.SIGTERM)
 
 
-def test_a_lock_is_given_back(directory):
+def test_a_lock_is_given_back(data_dir):
     for _ in range(2):
-        with lock_data_dir(directory / "new" / "deep"):
+        with lock_data_dir(data_dir / "new" / "deep"):
             pass
 
 
 @pytest.mark.parametrize("place", ["file/data", "/proc/none", "/dev/null/data"])
-def test_a_directory_that_cannot_be_made_is_refused_by_name(directory, place):
-    (directory / "file").touch()
+def test_a_directory_that_cannot_be_made_is_refused_by_name(data_dir, place):
+    (data_dir / "file").touch()
     with (
         pytest.raises(ConfigError, match=r"cannot be used: .*CHATSVC_DATA_DIR") as caught,
-        lock_data_dir(directory / place),
+        lock_data_dir(data_dir / place),
     ):
         pass
-    assert str(directory / place) in str(caught.value)
+    assert str(data_dir / place) in str(caught.value)
 
 
-def test_an_error_in_the_body_is_not_mistaken_for_one_of_the_directory(directory):
-    with pytest.raises(FileNotFoundError), lock_data_dir(directory):
-        (directory / "none").read_text()
+def test_an_error_in_the_body_is_not_mistaken_for_one_of_the_directory(data_dir):
+    with pytest.raises(FileNotFoundError), lock_data_dir(data_dir):
+        (data_dir / "none").read_text()
