@@ -32,8 +32,11 @@ _Receive = Callable[[], Awaitable[Any]]
 
 
 def retry_line() -> bytes:
-    """How long the client is to wait before it reconnects, in ms, drawn anew so that many do not return in step."""
-    return b"retry: %d\n\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
+    """How long the client is to wait before it reconnects, in ms, drawn anew so that many do not return in step.
+
+    One line without a blank one after it, for the same reason as heartbeats.
+    """
+    return b"retry: %d\n" % random.randint(*_RETRY_MS)  # noqa: S311  # spreads load, hides nothing
 
 
 class Streams:

@@ -143,7 +143,7 @@ async def test_the_first_line_is_a_retry_that_differs_between_connections(servic
     for _ in range(20):
         reader, writer = await service.connect()
         await head_of(reader)
-        first, _, rest = (await soon(body_of(reader))).partition(b"\n\n")
+        first, _, rest = (await soon(body_of(reader))).partition(b"\n")
         drawn.add(int(re.fullmatch(rb"retry: (\d+)", first)[1]))
         assert [event[0] for event in parse(rest)] == [1, 2]
         writer.close()
@@ -312,7 +312,7 @@ async def test_at_shutdown_every_stream_ends_at_once_and_new_ones_end_too(servic
     for reader, writer in connections:
         await head_of(reader)
         body = await soon(body_of(reader))
-        assert re.fullmatch(rb"retry: \d+\n\n", body)
+        assert re.fullmatch(rb"retry: \d+\n", body)
         writer.close()
     reader, _ = await service.connect()
     await head_of(reader)

@@ -80,9 +80,10 @@ async def test_a_log_is_tailed_from_where_its_writer_here_left_it(hub, log):
         with hub.subscribe(A, 0, client) as subscription:
             await subscription.replay()
             await write(log, 1, 2)
+            await asyncio.sleep(0.01)  # the tail has nothing to follow, and waits
             hub.deliver(A, [delta(1), delta(2)])
             hub.release(A)
-            assert hub.followed == 1
+            assert hub._following() == {A: Position(1, 2)}
             await log.open(A, 2)
             await write(log, 3, attempt=2)
             await client.until(lambda client: client.ids == [1, 2, 3])
@@ -122,6 +123,30 @@ async def test_an_entry_that_skips_others_sends_the_reader_back_to_the_log(hub, 
         await soon(subscription.wait())
         assert await subscription.replay() is Level.LIVE
     assert client.ids == [1, 2, 3]
+
+
+async def test_an_entry_that_was_told_and_then_lost_does_not_keep_its_reader_reading(hub, log):
+    await log.open(A, 1)
+    await write(log, 1, 2)
+    client = Client()
+    with hub.subscribe(A, 0, client) as subscription:
+        await subscription.replay()
+        hub.deliver(A, [delta(9)])
+        assert await soon(subscription.replay()) is Level.LIVE
+    assert client.ids == [1, 2]
+
+
+async def test_a_log_that_gets_its_first_reader_while_the_tail_waits_is_followed_at_once(hub, log):
+    for response_id in (A, B):
+        await log.open(response_id, 1)
+    client = Client()
+    async with running(hub.run()):
+        with hub.subscribe(A, 0, Client()) as one, hub.subscribe(B, 0, client) as other:
+            await one.replay()
+            await asyncio.sleep(0.03)  # the tail waits, for the first log only
+            await other.replay()
+            await write(log, 1, response_id=B)
+            await client.until(lambda client: client.ids == [1])
 
 
 async def test_what_is_appended_while_a_reader_replays_is_neither_missed_nor_repeated(hub, log):
