@@ -1,0 +1,147 @@
+"""The shipped nginx sample with a real nginx in front of a real server: who is calling, and streams as they come."""
+
+import asyncio
+import shutil
+import subprocess
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from api_client import Api
+from httpx_sse import aconnect_sse
+from server import free_port
+
+pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (Debian: nginx-light)")
+
+SAMPLE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+# What an nginx does that nobody has told about streams, but for the address; compression is what distributions add.
+PLAIN = """
+worker_processes 1;
+pid /tmp/nginx.pid;
+events {}
+http {
+    gzip on;
+    gzip_types *;
+    gzip_min_length 0;
+    server { listen 8080; location / { proxy_pass http://chatsvc-1:8080; proxy_set_header X-Forwarded-User ann; } }
+}
+"""
+ANN = {"cookie": "who=ann"}
+SLOW = "scripted:?tokens_per_s=5&tokens=40&slots=64"
+
+
+class SignIn(BaseHTTPRequestHandler):
+    """What oauth2-proxy answers to ``/oauth2/auth``: 202 and the user's name, or 401. The cookie is the name."""
+
+    def do_GET(self):
+        who = (self.headers["cookie"] or "").removeprefix("who=")
+        self.send_response(202 if who else 401)
+        if who:
+            self.send_header("X-Auth-Request-User", who)
+            self.send_header("X-Auth-Request-Groups", "staff,chat-plus")
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def server(start_server):
+    return start_server(SLOW)
+
+
+@pytest.fixture(scope="module")
+def sign_in():
+    with ThreadingHTTPServer(("127.0.0.1", 0), SignIn) as http:
+        thread = Thread(target=http.serve_forever)
+        thread.start()
+        yield http.server_port
+        http.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def nginx(server, sign_in, tmp_path):
+    """Start nginx with a configuration whose names and ports are put where the test's are; returns its address."""
+    command = ["nginx", "-e", tmp_path / "log", "-c", tmp_path / "nginx.conf"]
+
+    def start(text):
+        port = free_port()
+        places = {
+            "chatsvc-1:8080": f"127.0.0.1:{server.port}",
+            "chatsvc-2:8080": f"127.0.0.1:{free_port()}",
+            "oauth2-proxy:4180": f"127.0.0.1:{sign_in}",
+            "listen 8080": f"listen 127.0.0.1:{port}",
+            "worker_processes auto": "worker_processes 1",
+            "/tmp/nginx.pid": str(tmp_path / "pid"),
+        }
+        for name, place in places.items():
+            text = text.replace(name, place)
+        (tmp_path / "nginx.conf").write_text(text)
+        subprocess.run(command, check=True)
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    if (tmp_path / "pid").exists():
+        subprocess.run([*command, "-s", "quit"], check=True)
+
+
+@pytest.fixture
+def behind(nginx, client):
+    """The API through the sample, as the user Ann."""
+    return Api(client, nginx(SAMPLE.read_text()), ANN)
+
+
+async def test_nobody_gets_in_without_signing_in(behind, client):
+    program = await client.get(f"{behind.base}/v1/me")
+    person = await client.get(f"{behind.base}/", headers={"accept": "text/html,*/*"})
+    assert program.status_code == 401
+    assert (person.status_code, person.headers["location"]) == (302, f"{behind.base}/oauth2/start?rd=/")
+
+
+async def test_a_client_cannot_say_who_it_is(behind, client):
+    forged = {**ANN, "X-Forwarded-User": "root", "X-Forwarded-Tier": "pro"}
+    me = (await client.get(f"{behind.base}/v1/me", headers=forged)).json()
+    assert (me["user"]["id"], me["tier"]) == ("ann", "plus")
+
+
+async def test_a_replica_that_is_away_is_passed_over(behind):
+    """Half of the configured replicas do not exist."""
+    for _ in range(6):
+        assert (await behind.call("GET", "/v1/me")).status_code == 200
+
+
+@pytest.mark.parametrize("text", [SAMPLE.read_text(), PLAIN], ids=["sample", "plain"])
+async def test_tokens_come_through_as_they_are_made(nginx, client, text):
+    api = Api(client, nginx(text), ANN)
+    reply = await api.start()
+    times = []
+    headers = {**ANN, "accept-encoding": "gzip"}
+    async with asyncio.timeout(20), aconnect_sse(client, "GET", api.stream_url(reply), headers=headers) as source:
+        async for event in source.aiter_sse():
+            if event.event == "delta":
+                times.append(time.monotonic())
+                if len(times) == 6:
+                    break
+    assert (await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")).status_code == 202
+    # At 5 tokens a second, what was held back would arrive in one lump.
+    assert all(0.05 < later - earlier < 1 for earlier, later in pairwise(times[1:]))
+
+
+async def test_a_stream_that_is_cut_at_the_proxy_goes_on_where_it_was(behind, client):
+    reply = await behind.start(max_tokens=12)
+    text, last = "", "0"
+    while True:
+        headers = {**ANN, "last-event-id": last}
+        async with aconnect_sse(client, "GET", behind.stream_url(reply), headers=headers) as source:
+            async for event in source.aiter_sse():
+                last = event.id or last
+                text += event.json()["text"] if event.event == "delta" else ""
+                if event.event in {"delta", "done"}:
+                    break
+            if event.event == "done":
+                break
+    assert text == (await behind.message_of(reply))["content"]
