@@ -6,9 +6,11 @@ To add a backend: a module with an ``Engine``, a line in ``_BACKENDS``, a place 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -104,6 +106,24 @@ def _vllm(request: _Request) -> Engine:
     return VllmEngine(options, model=request.name, source=_model_source(request.url), data_dir=request.data_dir)
 
 
+def _openai(request: _Request) -> Engine:
+    try:
+        from chatsvc.inference.openai import OpenAIEngine, OpenAIOptions  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError([f"engine openai: needs the extra 'openai' of this package ({error})"]) from error
+
+    address = urlsplit(request.url.target)
+    if address.scheme not in {"http", "https"} or not address.hostname:
+        raise ConfigError([f"engine openai: '{request.url.target}' is no base URL; write openai:http://host/v1#model"])
+    return OpenAIEngine(
+        _overrule(parse_options(request.url, OpenAIOptions), request),
+        model=request.name,
+        base_url=request.url.target,
+        remote_model=request.url.model,
+        api_key=os.environ.get("CHATSVC_OPENAI_API_KEY"),
+    )
+
+
 def _model_source(url: EngineUrl) -> str | None:
     """The directory or name that a model is loaded from, None for the embedded one."""
     if url.target in {"", "embedded"}:
@@ -123,4 +143,5 @@ _BACKENDS: Final[dict[str, Callable[[_Request], Engine]]] = {
     "scripted": _scripted,
     "transformers": _transformers,
     "vllm": _vllm,
+    "openai": _openai,
 }
