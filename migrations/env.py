@@ -1,4 +1,4 @@
-"""Run by alembic: migrate over the connection that ``chatsvc.store.migrate`` hands in, all or nothing."""
+"""Run by alembic: migrate over the connection that ``chatsvc.store.schema`` hands in, all or nothing."""
 
 from alembic import context
 

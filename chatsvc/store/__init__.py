@@ -1,9 +1,11 @@
 """Postgres, the system of record. ``Store`` is the door of this room; one method is one transaction.
 
-pool.py           connections, limits, errors     migrate.py   the schema
-records.py        what goes in and out            submit.py    starting a run: every check, then every row
-conversations.py  trees and lists                 runs.py      a run's life; its SQL in run_statements.py
-workers.py        leases                          signals.py   news between processes
+    pool.py           connections, limits, errors     schema.py    the migrations
+    records.py        what goes in and out            submit.py    starting a run: every check, then every row
+    conversations.py  trees and lists                 runs.py      a run's life; its SQL in run_statements.py
+    workers.py        leases                          signals.py   news between processes
+
+Nobody else in chatsvc writes SQL.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from chatsvc.store.conversations import Conversations
-from chatsvc.store.migrate import migrate
 from chatsvc.store.pool import Database
 from chatsvc.store.records import (
     Beat,
@@ -27,6 +28,7 @@ from chatsvc.store.records import (
     Submitted,
 )
 from chatsvc.store.runs import Runs
+from chatsvc.store.schema import migrate
 from chatsvc.store.secrets import Secrets
 from chatsvc.store.signals import Signals
 from chatsvc.store.users import Users

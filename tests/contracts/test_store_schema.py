@@ -9,12 +9,9 @@ import psycopg
 import pytest
 
 from chatsvc.errors import ConfigError
-from chatsvc.store import migrate
-from chatsvc.store import migrate as migrate_function
+from chatsvc.store import migrate, schema
 
 MIGRATE = "import asyncio, sys; from chatsvc.store import migrate; asyncio.run(migrate(sys.argv[1]))"
-# The package re-exports the function under the module's name.
-MODULE = sys.modules[migrate_function.__module__]
 
 
 def tables(url):
@@ -52,8 +49,8 @@ def scripts(tmp_path, monkeypatch):
     """The migrations in a directory of their own, which the package finds instead of its own."""
     package = tmp_path / "chatsvc" / "store"
     package.mkdir(parents=True)
-    copy = shutil.copytree(Path(MODULE._scripts()), tmp_path / "migrations")
-    monkeypatch.setattr(MODULE, "__file__", str(package / "migrate.py"))
+    copy = shutil.copytree(Path(schema._scripts()), tmp_path / "migrations")
+    monkeypatch.setattr(schema, "__file__", str(package / "schema.py"))
     return copy / "versions"
 
 
@@ -126,4 +123,4 @@ async def test_a_database_or_user_that_does_not_exist_is_said_at_once(postgres_s
 async def test_the_wheel_holds_the_migrations_inside_the_package(scripts, tmp_path, postgres_url):
     (tmp_path / "migrations").rename(tmp_path / "chatsvc" / "_migrations")
     await migrate(postgres_url)
-    assert MODULE._scripts() == tmp_path / "chatsvc" / "_migrations"
+    assert schema._scripts() == tmp_path / "chatsvc" / "_migrations"
