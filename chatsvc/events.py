@@ -60,7 +60,7 @@ class Context(Event, frozen=True, kw_only=True):
     window: int
 
 
-class Delta(Event, frozen=True, kw_only=True):
+class Delta(Event, frozen=True, kw_only=True, gc=False):
     """More text."""
 
     name = "delta"
@@ -134,7 +134,7 @@ _ESCAPES: Final = (
 )
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event at its place in the log: ``data`` is the event's JSON, encoded once."""
 
     attempt: int

@@ -34,14 +34,14 @@ import msgspec
 from chatsvc.events import Entry
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class Position(msgspec.Struct, frozen=True, order=True, gc=False):
     """A place in a log: ordered by attempt, then seq. ``Position(0, 0)`` is before everything."""
 
     attempt: int
     seq: int
 
 
-class Append(msgspec.Struct, frozen=True, kw_only=True):
+class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Entries of one response, in order, all of one attempt. ``recreate`` permits starting a log that was lost."""
 
     response_id: str
