@@ -18,9 +18,10 @@ Object.defineProperty(navigator, "clipboard", {
 class ChatPage:
     """One tab. ``problems`` collects what must never happen: script errors, CSP violations, dialogs."""
 
-    def __init__(self, page: Page, base_url: str) -> None:
+    def __init__(self, page: Page, base_url: str, api_url: str | None = None) -> None:
         self.page = page
         self.base_url = base_url
+        self._api_url = api_url or base_url
         self.problems: list[str] = []
         page.on("pageerror", lambda error: self.problems.append(f"script error: {error}"))
         page.on("dialog", self._on_dialog)
@@ -109,7 +110,7 @@ class ChatPage:
 
     async def api(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the API from outside of the page."""
-        answer = await self.page.request.fetch(f"{self.base_url}/{path}", method=method, data=body)
+        answer = await self.page.request.fetch(f"{self._api_url}/{path}", method=method, data=body)
         return await answer.json() if answer.ok and answer.status != 204 else answer.status
 
     async def stored(self) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def start_server(postgres_server, migrated_template, redis_server, tmp_path_fact
 
 @pytest.fixture(scope="session")
 def server(start_server):
-    """One server for most tests: a reply takes about three seconds."""
-    return start_server("scripted:?tokens_per_s=40&tokens=120&slots=16")
+    """One server for most tests: a reply takes less than a second."""
+    return start_server("scripted:?tokens_per_s=150&tokens=100&slots=16")
 
 
 @pytest.fixture(scope="session")

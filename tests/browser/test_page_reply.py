@@ -55,13 +55,12 @@ async def test_a_second_browser_shows_the_running_reply_live(visit, slow_server)
 
 async def test_an_idle_window_shows_a_reply_that_another_browser_starts(visit, slow_server):
     first = await visit(base_url=slow_server.base_url)
-    await first.send("The first turn.")
-    await first.reply_is("complete")
+    conversation = await first.api("POST", "v1/conversations", {})
+    await first.open(f"c/{conversation['id']}")
     second = await visit(base_url=slow_server.base_url)
-    await second.open(f"c/{first.conversation_id}")
-    await second.reply_is("complete")
-    await first.send("The second turn.")
-    await expect(second.messages).to_have_count(4)
+    await second.open(f"c/{conversation['id']}")
+    await first.send("Look here.")
+    await expect(second.messages).to_have_count(2)
     await second.reply_is("streaming")
     await second.reply_is("complete")
     await first.reply_is("complete")
@@ -80,8 +79,8 @@ async def test_a_connection_that_is_cut_again_and_again_loses_nothing(visit, slo
         await shows_what_is_stored(tab)
 
 
-async def test_a_server_that_was_away_for_a_while_is_come_back_to(visit, server):
-    async with CuttingProxy(server.port).running() as proxy:
+async def test_a_server_that_was_away_for_a_while_is_come_back_to(visit, slow_server):
+    async with CuttingProxy(slow_server.port).running() as proxy:
         tab = await visit(base_url=f"http://127.0.0.1:{proxy.port}")
         await tab.send("Go away for a while.")
         await tab.reply_shows_text(20)
@@ -94,8 +93,8 @@ async def test_a_server_that_was_away_for_a_while_is_come_back_to(visit, server)
         await shows_what_is_stored(tab)
 
 
-async def test_stop_stops_and_keeps_the_text(visit):
-    tab = await visit()
+async def test_stop_stops_and_keeps_the_text(visit, slow_server):
+    tab = await visit(base_url=slow_server.base_url)
     await tab.send("Never mind.")
     await tab.reply_shows_text(20)
     await tab.button("Stop the reply").click()

@@ -66,7 +66,11 @@ export class App {
   readonly act = async (action: () => Promise<unknown>, retry?: () => void): Promise<boolean> => {
     this.notices.clear();
     const done = await this.attempt(action, retry);
-    if (done) this.pulse.tell();
+    if (done) {
+      this.pulse.tell();
+      // The server may have more to say about what was done: a title, an order.
+      this.pulse.now();
+    }
     return done;
   };
 

@@ -1,0 +1,190 @@
+"""When something does not work: a calm word, nothing lost, and a way on."""
+
+import json
+import uuid
+
+import pytest
+from playwright.async_api import expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+MESSAGES = "**/v1/conversations/*/messages"
+
+
+def problem(status, code, **more):
+    body = {"type": "about:blank", "title": "No", "detail": "Because.", "status": status, "code": code}
+    body |= {"retryable": status != 422, **more}
+    return {"status": status, "content_type": "application/problem+json", "body": json.dumps(body)}
+
+
+def new_message(text):
+    return {"content": text, "client_msg_id": uuid.uuid4().hex}
+
+
+async def test_too_many_open_replies_is_explained_and_the_text_is_kept(visit, slow_server):
+    tab = await visit(base_url=slow_server.base_url)
+    open_replies = []
+    for number in range(3):
+        conversation = await tab.api("POST", "v1/conversations", {})
+        path = f"v1/conversations/{conversation['id']}/messages"
+        open_replies.append((await tab.api("POST", path, new_message(f"Busy {number}")))["response_id"])
+    await tab.field.fill("One too many")
+    await tab.field.press("Enter")
+    await expect(tab.page.get_by_text("3 replies of yours are still running")).to_be_visible()
+    await expect(tab.field).to_have_value("One too many")
+    for response in open_replies:
+        await tab.api("POST", f"v1/responses/{response}/stop")
+    await tab.button("Try again").click()
+    await expect(tab.question).to_contain_text("One too many")
+    await tab.reply_is("complete")
+    await expect(tab.page.get_by_text("still running")).to_be_hidden()
+
+
+async def test_a_busy_branch_is_explained_and_looked_at_again(visit):
+    tab = await visit()
+    await tab.send("First.")
+    await tab.reply_is("complete")
+    await tab.page.route(
+        MESSAGES, lambda route: route.fulfill(**problem(409, "conversation_busy", response_id="resp_x"))
+    )
+    await tab.field.fill("Too early.")
+    async with tab.page.expect_response(f"**/v1/conversations/{tab.conversation_id}"):
+        await tab.field.press("Enter")
+    await expect(tab.page.get_by_text("A reply is still running here")).to_be_visible()
+    await expect(tab.field).to_have_value("Too early.")
+
+
+async def test_two_windows_that_send_at_the_same_time_keep_both_messages(visit):
+    tab = await visit()
+    await tab.send("Together.")
+    await tab.reply_is("complete")
+    # What the poll would show in a moment must not arrive before the message is sent.
+    await tab.page.route("**/v1/conversations?*", lambda route: route.abort())
+    path = f"v1/conversations/{tab.conversation_id}/messages"
+    await tab.api("POST", path, new_message("From elsewhere."))
+    await tab.field.fill("From here.")
+    await tab.field.press("Enter")
+    await expect(tab.question).to_contain_text("From here.")
+    await tab.page.unroute("**/v1/conversations?*")
+    await expect(tab.question.get_by_role("group", name="wording 2 of 2")).to_be_visible()
+    await tab.reply_is("complete")
+    await tab.question.hover()
+    await tab.button("Previous wording", tab.question).click()
+    await expect(tab.question).to_contain_text("From elsewhere.")
+    await tab.reply_is("complete")
+
+
+async def test_a_short_absence_of_the_server_is_waited_for(visit):
+    tab = await visit()
+    refusals = iter([problem(503, "store_unavailable", retry_after=0.2)] * 2)
+    bodies = []
+
+    async def refuse_twice(route):
+        bodies.append(json.loads(route.request.post_data))
+        refusal = next(refusals, None)
+        await (route.fulfill(**refusal) if refusal else route.continue_())
+
+    await tab.page.route(MESSAGES, refuse_twice)
+    await tab.send("Patience.")
+    await tab.reply_is("complete")
+    assert len(bodies) == 3
+    assert len({body["client_msg_id"] for body in bodies}) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (problem(503, "engine_unavailable", retry_after=30), "Try again in 30 s. Your text is kept."),
+        (problem(422, "message_too_long", detail="It has 9,000 tokens, 8,192 fit."), "It has 9,000 tokens, 8,192 fit."),
+        (problem(413, "payload_too_large"), "too large to send"),
+    ],
+)
+async def test_a_refusal_is_told_and_the_text_comes_back(visit, refusal, said):
+    tab = await visit()
+    await tab.page.route(MESSAGES, lambda route: route.fulfill(**refusal))
+    await tab.field.fill("Keep this text")
+    await tab.field.press("Enter")
+    await expect(tab.page.locator(".notice")).to_contain_text(said)
+    await expect(tab.field).to_have_value("Keep this text")
+    await tab.page.unroute(MESSAGES)
+    await tab.field.press("Enter")
+    await expect(tab.question).to_contain_text("Keep this text")
+    await expect(tab.page.locator(".notice")).to_be_hidden()
+    await tab.reply_is("complete")
+
+
+async def test_a_lost_answer_does_not_start_a_second_reply(visit):
+    tab = await visit()
+    lost = iter([True])
+
+    async def lose_the_answer(route):
+        if next(lost, False):
+            await route.fetch()  # the server has taken it; the answer never arrives
+            await route.abort()
+        else:
+            await route.continue_()
+
+    await tab.page.route(MESSAGES, lose_the_answer)
+    await tab.send("Only once.")
+    await tab.reply_is("complete")
+    assert len((await tab.stored())["messages"]) == 2
+
+
+async def test_going_offline_is_said_and_coming_back_is_noticed(visit):
+    tab = await visit()
+    await tab.page.context.set_offline(True)
+    await expect(tab.page.get_by_text("You are offline")).to_be_visible()
+    await tab.field.fill("Typed in a tunnel")
+    await tab.page.context.set_offline(False)
+    await expect(tab.page.get_by_text("You are offline")).to_be_hidden()
+    await expect(tab.field).to_have_value("Typed in a tunnel")
+
+
+async def test_being_signed_out_is_said(visit):
+    tab = await visit()
+    await tab.page.route(MESSAGES, lambda route: route.fulfill(**problem(401, "not_authenticated")))
+    await tab.field.fill("Who am I?")
+    await tab.field.press("Enter")
+    await expect(tab.page.get_by_text("You are signed out")).to_be_visible()
+    await expect(tab.button("Reload")).to_be_visible()
+    await expect(tab.field).to_have_value("Who am I?")
+
+
+async def test_a_queued_reply_tells_its_place(visit, start_server):
+    single = start_server("scripted:?tokens_per_s=20&tokens=60&slots=1")
+    first = await visit(base_url=single.base_url)
+    await first.send("First in line.")
+    await first.reply_shows_text(5)
+    second = await visit(base_url=single.base_url)
+    await second.send("Second in line.")
+    await expect(second.reply).to_contain_text("Waiting in the queue, position 1")
+    await second.reply_is("streaming")
+    await second.reply_is("complete")
+    stored = await second.stored_reply()
+    assert await second.copied_reply() == stored["content"]
+
+
+async def test_a_hidden_tab_lets_go_of_its_stream_and_resumes_where_it_was(visit, slow_server):
+    tab = await visit(base_url=slow_server.base_url)
+    streams = []
+    tab.page.on("request", lambda request: streams.append(request.url) if "/stream" in request.url else None)
+    await tab.send("Look away.")
+    await tab.reply_shows_text(20)
+    async with tab.page.expect_event("requestfailed", lambda request: "/stream" in request.url, timeout=15_000):
+        await set_visibility(tab, "hidden")
+    assert len(streams) == 1
+    await set_visibility(tab, "visible")
+    await tab.reply_is("complete")
+    assert "last_event_id=" in streams[1]
+    stored = await tab.stored_reply()
+    assert await tab.copied_reply() == stored["content"]
+
+
+async def set_visibility(tab, state):
+    await tab.page.evaluate(
+        """(state) => {
+          Object.defineProperty(document, "visibilityState", { configurable: true, get: () => state });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        state,
+    )
