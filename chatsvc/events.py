@@ -168,6 +168,8 @@ def encode_data(data: Any) -> bytes:
 
 def escape_separators(data: bytes) -> bytes:
     """Replace the raw line separators inside JSON strings by their escapes. UTF-8 makes a plain replace safe."""
+    if data.isascii():
+        return data
     for raw, escaped in _ESCAPES:
         if raw in data:
             data = data.replace(raw, escaped)

@@ -29,13 +29,13 @@ _RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class _Channel:
-    """A log that somebody reads here. ``position`` is where to tail from; None until it has been read once."""
+    """A log that somebody reads here. ``reached`` is where to tail from; None until it has been read once."""
 
-    __slots__ = ("position", "subscriptions")
+    __slots__ = ("reached", "subscriptions")
 
     def __init__(self) -> None:
         self.subscriptions: set[Subscription] = set()
-        self.position: Position | None = None
+        self.reached: Position | Entry | None = None
 
 
 class Hub:
@@ -91,8 +91,8 @@ class Hub:
 
     def settle(self, subscription: Subscription, page: LogSlice) -> None:
         channel = self._channels.get(subscription.response_id)
-        if channel is not None and channel.position is None:
-            channel.position = page.position
+        if channel is not None and channel.reached is None:
+            channel.reached = page.position
             self._follow_more(subscription.response_id)
 
     # The writer of this process --------------------------------------------------------------------------------------
@@ -110,9 +110,8 @@ class Hub:
         channel = self._channels.get(response_id)
         if channel is None:
             return
-        last = entries[-1]
-        if channel.position is not None:
-            channel.position = max(channel.position, Position(last.attempt, last.seq))
+        if channel.reached is not None:
+            channel.reached = entries[-1]
         frames = [entry.frame() for entry in entries]
         self.delivered += len(entries) * len(channel.subscriptions)
         for subscription in channel.subscriptions:
@@ -146,9 +145,9 @@ class Hub:
 
     def _following(self) -> dict[str, Position]:
         return {
-            response_id: channel.position
+            response_id: Position(channel.reached.attempt, channel.reached.seq)
             for response_id, channel in self._channels.items()
-            if channel.position is not None and response_id not in self._held
+            if channel.reached is not None and response_id not in self._held
         }
 
     def _follow_more(self, response_id: str) -> None:
