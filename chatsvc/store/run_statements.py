@@ -165,11 +165,15 @@ FORGET_WORKERS: Final = """
     )
 """
 
+# A worker that is gone is no row, and a lock cannot be had on no row: while this waits, another may give the run a new
+# owner, and the join would not be made anew. The attempt that was seen tells.
 TAKE_OVER: Final = statement("""
-    WITH lost AS (
-        SELECT r.id FROM runs r LEFT JOIN workers w ON w.id = r.owner AND w.expires_at > clock_timestamp()
+    WITH orphan AS MATERIALIZED (
+        SELECT r.id, r.attempt FROM runs r LEFT JOIN workers w ON w.id = r.owner AND w.expires_at > clock_timestamp()
         WHERE r.status = 'streaming' AND w.id IS NULL
-        ORDER BY r.id FOR UPDATE OF r SKIP LOCKED LIMIT %(limit)s
+    ), lost AS (
+        SELECT r.id FROM runs r JOIN orphan o ON o.id = r.id AND o.attempt = r.attempt
+        WHERE r.status = 'streaming' ORDER BY r.id LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED
     )
     UPDATE runs r SET owner = %(id)s, attempt = r.attempt + 1 FROM lost WHERE r.id = lost.id
     RETURNING {run:r}

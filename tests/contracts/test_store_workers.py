@@ -80,17 +80,20 @@ async def test_the_old_workers_last_words_come_too_late(world, store, postgres_u
 
 
 async def test_racing_workers_share_the_orphans_among_them(world, store, postgres_url):
-    orphans = [(await world.streaming(owner="dead")).id for _ in range(20)]
     others = [f"worker-{number}" for number in range(4)]
+    conversation = await world.conversation()
     for each in others:
         await store.workers.heartbeat(each, **LONG)
-    async with open_store(postgres_url, pool_size=4, timeout_s=5) as replica:
-        taken = await asyncio.gather(
-            *(each.workers.take_over(worker, limit=7) for worker in others for each in (store, replica))
-        )
-    ids = [run.id for runs in taken for run in runs]
-    assert sorted(ids) == sorted(orphans)
-    assert max(len(runs) for runs in taken) <= 7
+    async with open_store(postgres_url, pool_size=10, timeout_s=5) as replica:
+        for _ in range(25):
+            orphans = [(await world.streaming(conversation, owner="dead")).id for _ in range(6)]
+            takers = [(each, worker) for worker in others for each in (store, replica)]
+            taken = await asyncio.gather(*(each.workers.take_over(worker, limit=4) for each, worker in takers))
+            ids = [run.id for runs in taken for run in runs]
+            assert sorted(ids) == sorted(orphans)
+            assert max(len(runs) for runs in taken) <= 4
+            for run in (run for runs in taken for run in runs):
+                assert await store.runs.finish(run.id, 2, complete())
 
 
 async def test_a_worker_row_long_expired_is_removed(world, store, postgres_url):
