@@ -40,8 +40,8 @@ class ChatTokenizer:
         self._encode: Callable[[str], Sequence[int]]
         self._decode: Callable[[Sequence[int]], str]
         if backend is not None:
-            # Its methods hold no state of their own, unlike those of the wrapper. Of its ways to encode only the one for
-            # batches leaves the interpreter free for other threads.
+            # Its methods hold no state of their own, unlike those of the wrapper. Of its ways to encode, only the one
+            # for batches leaves the interpreter free for other threads.
             self._encode = lambda text: backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
             self._decode = lambda ids: backend.decode(ids, skip_special_tokens=True)
         else:

@@ -23,14 +23,14 @@ from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.embedded_model import unpack_embedded_model
 from chatsvc.inference.lifeline import Lifeline
 from chatsvc.inference.loading import load_in_thread
+from chatsvc.inference.pulse import Pulse
 from chatsvc.inference.vllm_options import VllmOptions
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
 if TYPE_CHECKING:
     from chatsvc.inference import vllm_core
 
-_PING_S: Final = 1.5
-"""``health`` answers within two seconds."""
+_ABORTS_S: Final = 1.5
 _WATCH_EVERY_S: Final = 2.0
 _WATCH_CHILDREN_EVERY_S: Final = 0.1
 _SHUTDOWN_S: Final = 5.0
@@ -50,12 +50,10 @@ class VllmEngine(Engine):
         self._stats: vllm_core.CoreStats | None = None
         self._tokenizer: ChatTokenizer | None = None
         self._limits: EngineLimits | None = None
-        self._ping: asyncio.Task[bool] | None = None
+        self._pulse: Pulse | None = None
         self._watch: asyncio.Task[None] | None = None
         self._lifeline = Lifeline()
         self._aborts: set[asyncio.Task[None]] = set()
-        self._heard = 0.0
-        """When the core last gave a sign of life, by the loop's clock."""
 
     async def start(self, progress: Progress) -> None:
         source = self._source or str(await unpack_embedded_model(self._data_dir, progress))
@@ -82,8 +80,8 @@ class VllmEngine(Engine):
         )
         # Asked for with the first request and kept; asked here, no request waits for it.
         await core.get_supported_tasks()
-        self._heard = asyncio.get_running_loop().time()
-        self._watch = asyncio.create_task(self._watch_core(), name=f"watch {self._model}")
+        self._pulse = pulse = Pulse(core.is_paused, self._module.CoreProcesses(core).cpu_seconds)
+        self._watch = asyncio.create_task(self._watch_core(pulse), name=f"watch {self._model}")
 
     async def _hold_children(self) -> None:
         """Note the core's process as soon as it exists: loading takes long, and may be killed on the way too."""
@@ -135,7 +133,6 @@ class VllmEngine(Engine):
             outputs = await core.add_request(run_id, tokens, params, priority=priority)
             while not finished:
                 output = outputs.get_nowait() or await outputs.get()
-                self._heard = asyncio.get_running_loop().time()
                 finished = output.finished
                 completion = output.outputs[0]
                 reason = completion.finish_reason
@@ -176,32 +173,22 @@ class VllmEngine(Engine):
         return EngineLoad(running=running, waiting=total - running, kv_used=self._stats.kv_used if total else None)
 
     async def health(self) -> EngineHealth:
-        if self._core is None:
+        if self._core is None or self._pulse is None:
             return EngineHealth(ready=False, reason="the engine is not running")
         if self._core.errored:
             return EngineHealth(ready=False, reason="the engine core has died")
-        if not await self._answers(_PING_S):
-            return EngineHealth(ready=False, reason="the engine core does not answer")
-        return EngineHealth(ready=True)
+        if await self._pulse.beats():
+            return EngineHealth(ready=True)
+        return EngineHealth(ready=False, reason="the engine core does not answer")
 
-    async def _answers(self, timeout_s: float) -> bool:
-        """True when the core's loop answers in time. One question is open at a time, however long that takes."""
-        if self._ping is None or self._ping.done():
-            self._ping = asyncio.create_task(self._core.is_paused())
-        await asyncio.wait([self._ping], timeout=timeout_s)
-        if not self._ping.done() or self._ping.cancelled() or self._ping.exception() is not None:
-            return False
-        self._heard = asyncio.get_running_loop().time()
-        return True
-
-    async def _watch_core(self) -> None:
+    async def _watch_core(self, pulse: Pulse) -> None:
         """Fail the running replies of a core that has hung: it would never say so itself."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             if self._core.errored or not self._core.output_processor.has_unfinished_requests():
-                self._heard = loop.time()
-            elif not await self._answers(_PING_S) and loop.time() - self._heard > self._options.hang_s:
+                continue
+            await pulse.beats()
+            if pulse.silent_s > (self._options.busy_s if pulse.busy else self._options.hang_s):
                 self._core.output_processor.propagate_error(self._module.EngineDeadError())
 
     async def aclose(self) -> None:
@@ -209,13 +196,14 @@ class VllmEngine(Engine):
         if core is None:
             await self._lifeline.aclose()
             return
-        helpers = [task for task in (self._watch, self._ping) if task is not None]
-        for task in helpers:
-            task.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        if self._pulse is not None:
+            await self._pulse.aclose()
         core.output_processor.propagate_error(self._module.EngineDeadError())
         if self._aborts:
-            await asyncio.wait(self._aborts, timeout=_PING_S)
+            await asyncio.wait(self._aborts, timeout=_ABORTS_S)
         await asyncio.to_thread(_shut_down, core)
         await self._lifeline.aclose()
         # Its destructor would run again when the interpreter is already half gone, and complain.

@@ -10,6 +10,7 @@ os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+import psutil  # type: ignore[import-untyped]
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -21,7 +22,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from chatsvc.inference.vllm_options import VllmOptions
 from chatsvc.prompt import Sampling
 
-__all__ = ["CoreStats", "EngineDeadError", "sampling_params", "start_core"]
+__all__ = ["CoreProcesses", "CoreStats", "EngineDeadError", "sampling_params", "start_core"]
 
 _ON_CPU: Final[dict[str, Any]] = {
     "max_num_seqs": 32,
@@ -36,7 +37,8 @@ _ON_GPU: Final[dict[str, Any]] = {
     "max_num_seqs": 256,
     "max_num_batched_tokens": 8192,
 }
-_NOT_VLLMS: Final = frozenset({"hang_s"})
+_NOWHERE: Final = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+_NOT_VLLMS: Final = frozenset({"hang_s", "busy_s"})
 
 
 class CoreStats:
@@ -45,6 +47,28 @@ class CoreStats:
     def __init__(self) -> None:
         self.running = 0
         self.kv_used = 0.0
+
+
+class CoreProcesses:
+    """The core and its workers as the operating system sees them: alive and busy, or not."""
+
+    def __init__(self, core: AsyncLLM) -> None:
+        manager: Any = core.engine_core.resources.engine_manager
+        self._cores = [psutil.Process(process.pid) for process in manager.processes]
+        self._all = [*self._cores, *(worker for process in self._cores for worker in process.children(recursive=True))]
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far. -1 when a process is gone, or stopped: such a core gets nowhere."""
+        total = 0.0
+        for process in self._all:
+            try:
+                if process.status() in _NOWHERE:
+                    return -1.0
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                return -1.0
+            total += times.user + times.system
+        return total
 
 
 def start_core(model: str, options: VllmOptions, stats: CoreStats) -> AsyncLLM:

@@ -37,4 +37,6 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Default: true on a CPU."""
     enable_prefix_caching: bool = True
     hang_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 6.0
-    """A core that answers nothing for so long has hung, and its replies are failed. More for very slow machines."""
+    """A core that answers nothing and uses no processor for so long has hung, and its replies are failed."""
+    busy_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
+    """The same for a core that is busy: longer than the longest step, such as the prefill of a full batch on a CPU."""

@@ -206,7 +206,7 @@ async def test_e8_an_engine_not_started_says_so(backend: Backend):
 
 
 async def test_e9_tokenizing_a_huge_text_does_not_hold_up_the_loop(talk: Talk):
-    text = "many words, 日本語 and 🙂 " * 60_000
+    text = "many words, 日本語 and 🙂 " * 120_000
     worst = 0.0
 
     async def tick() -> None:
@@ -221,7 +221,7 @@ async def test_e9_tokenizing_a_huge_text_does_not_hold_up_the_loop(talk: Talk):
     assert len(await talk.engine.encode(text)) > 100_000
     ticking.cancel()
     await asyncio.wait([ticking])
-    assert worst < 0.2
+    assert worst < 0.5
 
 
 async def test_e10_a_message_cannot_speak_for_another_role(talk: Talk, backend: Backend):
