@@ -359,21 +359,29 @@ async def chain(url, conversation, length):
     return f"msg_{length}"
 
 
-async def test_a_branch_of_two_thousand_messages_takes_milliseconds(world, store, postgres_url):
-    conversation = await world.conversation()
-    leaf = await chain(postgres_url, conversation, 2_000)
+async def shortest(call):
+    """The best of a few tries, in seconds, and the last answer: what the machine can do when nothing else runs."""
     times = []
     for _ in range(7):
         started = time.perf_counter()
-        branch = await store.conversations.branch(leaf)
+        answer = await call()
         times.append(time.perf_counter() - started)
-    assert [message.id for message in branch] == [f"msg_{n}" for n in range(1, 2_001)]
-    # About 20 ms on two slow cores; the limit leaves room for a busy machine, and none for a walk that is not linear.
-    assert min(times) < 0.1
+    return min(times), answer
 
-    started = time.perf_counter()
-    page = await store.conversations.branch_page("alice", conversation.id, leaf=leaf, cursor=None, limit=30)
+
+async def test_a_branch_of_two_thousand_messages_takes_milliseconds(world, store, postgres_url):
+    """10 ms on two slow cores. The limits leave room for a busy machine, and none for a walk that is not linear."""
+    conversation = await world.conversation()
+    leaf = await chain(postgres_url, conversation, 2_000)
+
+    took, branch = await shortest(lambda: store.conversations.branch(leaf))
+    assert [message.id for message in branch] == [f"msg_{n}" for n in range(1, 2_001)]
+    assert took < 0.1
+
+    took, page = await shortest(
+        lambda: store.conversations.branch_page("alice", conversation.id, leaf=leaf, cursor=None, limit=30)
+    )
     assert len(page.items) == 30
-    assert time.perf_counter() - started < 0.1
+    assert took < 0.05
 
     await store.conversations.delete("alice", conversation.id)
