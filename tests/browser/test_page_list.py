@@ -22,6 +22,7 @@ async def test_a_conversation_is_renamed_in_all_windows(visit):
     tab = await visit()
     await start(tab, "Rename me")
     other = await visit(beside=tab)
+    await tab.page.bring_to_front()
     await choose(tab, "Rename me", "Rename")
     await tab.page.get_by_label("New title").fill("Renamed")
     await tab.page.get_by_label("New title").press("Enter")

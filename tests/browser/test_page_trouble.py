@@ -151,7 +151,7 @@ async def test_being_signed_out_is_said(visit):
 
 
 async def test_a_queued_reply_tells_its_place(visit, start_server):
-    single = start_server("scripted:?tokens_per_s=20&tokens=60&slots=1")
+    single = start_server("scripted:?tokens_per_s=40&tokens=100&slots=1")
     first = await visit(base_url=single.base_url)
     await first.send("First in line.")
     await first.reply_shows_text(5)

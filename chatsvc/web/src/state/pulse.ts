@@ -13,6 +13,7 @@ export class Pulse {
   private readonly channel: BroadcastChannel;
   private timer: number | null = null;
   private beating: Promise<void> | null = null;
+  private again = false;
   private failures = 0;
   private readonly stopWatching: () => void;
 
@@ -48,16 +49,11 @@ export class Pulse {
     this.channel.postMessage("changed");
   }
 
-  /** Fetch now, then go on beating. */
+  /** Fetch now, then go on beating. Asked while a fetch is on its way, fetch again after it: it may have been too early. */
   now(): void {
     this.pause();
-    this.beating ??= this.run().finally(() => {
-      this.beating = null;
-      if (this.window.document.visibilityState === "visible") {
-        const wait = Math.min(EVERY_MS * 2 ** this.failures, SLOWEST_MS);
-        this.timer = this.window.setTimeout(() => this.now(), wait);
-      }
-    });
+    if (this.beating) this.again = true;
+    else this.beating = this.run();
   }
 
   dispose(): void {
@@ -72,6 +68,20 @@ export class Pulse {
   }
 
   private async run(): Promise<void> {
+    try {
+      do {
+        this.again = false;
+        await this.fetch();
+      } while (this.again);
+    } finally {
+      this.beating = null;
+    }
+    if (this.window.document.visibilityState !== "visible") return;
+    const wait = Math.min(EVERY_MS * 2 ** this.failures, SLOWEST_MS);
+    this.timer = this.window.setTimeout(() => this.now(), wait);
+  }
+
+  private async fetch(): Promise<void> {
     try {
       await this.beat();
       this.failures = 0;
