@@ -61,11 +61,10 @@ test("siblings are counted in the order they were made, within one role", () => 
   assert.equal(siblingsOf(tree, get("u3")).count, 1);
 });
 
-test("times are compared as times, however many digits they have", () => {
-  const early = { ...message("x", null, "user", 1), created_at: "2026-01-01T00:00:01.5Z" };
-  const late = { ...message("a", null, "user", 1), created_at: "2026-01-01T00:00:01.500100Z" };
-  const later = { ...message("b", null, "user", 1), created_at: "2026-01-01T02:00:01.6+02:00" };
-  assert.deepEqual(ids([...(plant([later, late, early]).children.get(null) ?? [])]).at(-1), "b");
+test("times are compared as times, whatever zone and digits they are written with", () => {
+  const at = (id: string, created_at: string): Message => ({ ...message(id, null, "user", 1), created_at });
+  const made = [at("c", "2026-01-01T00:00:02Z"), at("b", "2026-01-01T00:00:01.25Z"), at("a", "2026-01-01T01:00:00.5+01:00")];
+  assert.deepEqual(ids([...(plant(made).children.get(null) ?? [])]), ["a", "b", "c"]);
 });
 
 test("a message whose parent is missing is shown as a root, and a ring does not hang the page", () => {
