@@ -271,11 +271,11 @@ async def test_a_claim_whose_answer_was_lost_is_found_and_the_run_is_answered(st
     api = Api(client, server.base_url)
     await api.start()
     waiting = await api.start()
+    claim = (
+        "UPDATE runs SET status = 'streaming', attempt = attempt + 1, owner = w.id FROM workers w WHERE runs.id = %s"
+    )
     with psycopg.connect(server.database_url, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE runs SET status = 'streaming', attempt = attempt + 1, owner = (SELECT id FROM workers) WHERE id = %s",
-            [waiting["response_id"]],
-        )
+        connection.execute(claim, [waiting["response_id"]])
     async with asyncio.timeout(10):
         rendered = await read_to_the_end(client, api.stream_url(waiting), pause_s=0.1)
     assert rendered.end.name == "done"
