@@ -6,7 +6,7 @@ same request may succeed later, and after how many seconds. ``api/errors.py`` tu
 what to do, and never hold message text or secrets.
 
     ChatError
-    ├── InvalidInput ─ InvalidCursor · UnknownParent · UnknownModel · MessageTooLong · PayloadTooLarge
+    ├── InvalidInput ─ InvalidCursor · UnknownParent · UnknownModel · CannotContinue · MessageTooLong · PayloadTooLarge
     ├── NotAuthenticated · NotAllowed
     ├── NotFound
     ├── ConversationBusy · IdempotencyMismatch
@@ -67,6 +67,14 @@ class UnknownModel(InvalidInput):
 
     code = "unknown_model"
     title = "This model is not served here"
+    status = 422
+
+
+class CannotContinue(InvalidInput):
+    """The reply is not one that can be gone on with: it still runs, or it came to its own end."""
+
+    code = "cannot_continue"
+    title = "This reply cannot be continued"
     status = 422
 
 

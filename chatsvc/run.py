@@ -56,6 +56,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     attempt: int
     created_at: datetime
+    continues_message_id: str | None = None
+    """The reply whose text this one begins with; only the rest is generated."""
     owner: str | None = None
     """The worker holding the lease while streaming."""
     max_tokens: int | None = None

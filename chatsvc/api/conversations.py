@@ -24,8 +24,8 @@ from chatsvc.api.schemas import (
 )
 from chatsvc.api.stream_token import StreamTokens
 from chatsvc.api.strict_json import StrictJson
-from chatsvc.conversation import Role
-from chatsvc.errors import NotFound
+from chatsvc.conversation import Message, Role
+from chatsvc.errors import CannotContinue, NotFound
 from chatsvc.ids import is_plausible, new_conversation_id
 from chatsvc.limits import Principal
 from chatsvc.scheduler import NewAnswer, NewMessage, Scheduler
@@ -167,7 +167,8 @@ class MessageController(Controller):
     ) -> Accepted:
         """Write another reply beside the ones there are.
 
-        Given a reply's id, the message it answers is answered again.
+        Given a reply's id, the message it answers is answered again; with ``continue`` the new reply begins with the
+        text of the given one, and only the rest is generated.
         """
         message = await store.conversations.owner_of_message(principal.user_id, plausible(message_id, "message"))
         target = message.parent_id if message.role is Role.ASSISTANT and message.parent_id else message.id
@@ -177,8 +178,15 @@ class MessageController(Controller):
             max_tokens=data.max_tokens,
             temperature=data.temperature,
             background=data.background,
+            continues=_to_continue(message) if data.continue_ else None,
         )
         return await _answer(await scheduler.answer_again(principal, target, new), scheduler, tokens)
+
+
+def _to_continue(message: Message) -> Message:
+    if message.role is not Role.ASSISTANT:
+        raise CannotContinue("Name the reply to go on with, not the message it answers.", field="continue")
+    return message
 
 
 async def _answer(submitted: Submitted, scheduler: Scheduler, tokens: StreamTokens) -> Accepted:

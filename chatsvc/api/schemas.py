@@ -79,6 +79,9 @@ class PostMessage(Body, frozen=True, kw_only=True):
 class PostResponse(Body, frozen=True, kw_only=True):
     """``POST /v1/messages/{id}/responses``."""
 
+    continue_: Annotated[
+        bool, Meta(description="Go on with this stopped, failed or cut-off reply: its text is kept, the rest written.")
+    ] = msgspec.field(default=False, name="continue")
     client_msg_id: ClientMsgId
     model: ModelName | None = None
     max_tokens: MaxTokens | None = None

@@ -18,7 +18,7 @@ from chatsvc.prompt import ChatMessage
 def assemble(
     system_prompt: str | None, branch: Iterable[Message], new_content: str | None = None
 ) -> tuple[ChatMessage, ...]:
-    """The chat messages for a branch that ends in the user message to be answered.
+    """The chat messages for a branch that ends in the user message to be answered, or in a reply to be gone on with.
 
     ``new_content`` is a user message that is not stored yet. Replies that were stopped or failed are shown with the
     text they had, as the user saw them; empty ones keep their place, since templates want the roles to alternate.

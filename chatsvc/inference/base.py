@@ -92,7 +92,10 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def render(self, messages: Sequence[ChatMessage]) -> Prompt:
-        """Apply the model's chat template, with the opening of the assistant's turn at the end, and tokenize."""
+        """Apply the model's chat template, with the opening of the assistant's turn at the end, and tokenize.
+
+        When the last message is the assistant's, its turn is left open behind its text: the reply goes on from there.
+        """
 
     @abc.abstractmethod
     async def encode(self, text: str) -> Sequence[int]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.text import Detokenizer
 from chatsvc.prompt import ChatMessage, Prompt
@@ -73,6 +74,12 @@ class ChatTokenizer:
         return function(argument)
 
     def _render(self, messages: Sequence[ChatMessage]) -> list[int]:
+        if messages and messages[-1].role is Role.ASSISTANT:
+            # The turn stays open behind its text. What was a prompt before it is the beginning of this one.
+            return [*self._render_turns(messages[:-1]), *self._encode_plain(messages[-1].content)]
+        return self._render_turns(messages)
+
+    def _render_turns(self, messages: Sequence[ChatMessage]) -> list[int]:
         spelled: list[str] = []
 
         def mark(match: re.Match[str]) -> str:

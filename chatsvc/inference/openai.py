@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import httpx
 import msgspec
 
+from chatsvc.conversation import Role
 from chatsvc.errors import ChatError, EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.openai_stream import Completion, estimate_tokens, event_data
@@ -151,6 +152,9 @@ class OpenAIEngine(Engine):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if prompt.messages and prompt.messages[-1].role is Role.ASSISTANT:
+            # As vLLM and SGLang name it. Servers without these words either go on by themselves or refuse plainly.
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         if sampling.seed is not None:

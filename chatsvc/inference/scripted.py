@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from chatsvc.conversation import Role
 from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference import scripted_text
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
@@ -173,6 +174,15 @@ class ScriptedEngine(Engine):
         self._slots.close(f"The engine of {self._limits.model} was closed.")
 
     def _reply(self, prompt: Prompt) -> list[str]:
+        """The text of each token. A reply that is gone on with ends as it would have without the break."""
+        *before, last = prompt.messages or (None,)
+        if last is None or last.role is not Role.ASSISTANT:
+            return self._whole_reply(prompt)
+        ids = scripted_text.render(before)
+        whole = self._whole_reply(Prompt(messages=tuple(before), token_ids=tuple(ids), tokens=len(ids)))
+        return scripted_text.rest_of(whole, last.content)
+
+    def _whole_reply(self, prompt: Prompt) -> list[str]:
         options = self._options
         if options.text is not None:
             return scripted_text.repeat(options.text, options.tokens)

@@ -73,11 +73,18 @@ def encode(text: str) -> list[int]:
 
 
 def render(messages: Sequence[ChatMessage]) -> list[int]:
-    """The chat template: each turn between special tokens, then the opening of the assistant's turn."""
+    """The chat template: each turn between special tokens, then the opening of the assistant's turn.
+
+    When the last message is the assistant's, it is what stands in that open turn already.
+    """
     ids: list[int] = []
+    open_turn = ""
+    if messages and messages[-1].role is Role.ASSISTANT:
+        *messages, last = messages
+        open_turn = last.content
     for message in messages:
         ids += (_TURN_START, *encode(f"{message.role.value}\n"), *encode(message.content), _TURN_END)
-    ids += (_TURN_START, *encode(f"{Role.ASSISTANT.value}\n"))
+    ids += (_TURN_START, *encode(f"{Role.ASSISTANT.value}\n"), *encode(open_turn))
     return ids
 
 
@@ -97,6 +104,16 @@ def repeat(text: str, tokens: int | None) -> list[str]:
     if tokens is None or not once:
         return once or [""]
     return (once * (tokens // len(once) + 1))[:tokens]
+
+
+def rest_of(reply: Sequence[str], kept: str) -> list[str]:
+    """The tokens of a reply behind the text ``kept``; the whole reply where it does not begin with that text."""
+    text = ""
+    for place, piece in enumerate(reply):
+        if text == kept:
+            return list(reply[place:])
+        text += piece
+    return [""] if text == kept else list(reply)
 
 
 def _fragments(prompt: Prompt, seed: int) -> Iterator[str]:

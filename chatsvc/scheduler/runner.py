@@ -20,6 +20,7 @@ import structlog
 from chatsvc.clock import Clock
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
+from chatsvc.conversation import Message
 from chatsvc.errors import ChatError, Draining, StoreUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
@@ -128,7 +129,11 @@ class Runner:
             reply.event(
                 Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=self._clock.now())
             )
-        prompt = await self._prompt(run, engine)
+        kept = await self._kept_text(run)
+        if kept and not reply.text:
+            # Shown before the engine is asked: whatever becomes of the rest, this is kept.
+            reply.delta(kept.content, 0)
+        prompt = await self._prompt(run, engine, kept)
         window = engine.limits.window
         sampling = Sampling(
             max_tokens=reply_limit(prompt_tokens=prompt.tokens, window=window, requested=run.max_tokens),
@@ -156,10 +161,18 @@ class Runner:
                 if reply.fenced:
                     return
 
-    async def _prompt(self, run: Run, engine: Engine) -> Prompt:
+    async def _kept_text(self, run: Run) -> Message | None:
+        """The reply that this one goes on with, if it has any text."""
+        if run.continues_message_id is None:
+            return None
+        message_id = run.continues_message_id
+        branch = await _patiently(lambda: self._store.conversations.branch(message_id))
+        return branch[-1] if branch and branch[-1].content else None
+
+    async def _prompt(self, run: Run, engine: Engine, kept: Message | None) -> Prompt:
         branch = await _patiently(lambda: self._store.conversations.branch(run.user_message_id))
         conversation = await _patiently(lambda: self._store.conversations.get(run.user_id, run.conversation_id))
-        return await engine.render(assemble(conversation.system_prompt, branch))
+        return await engine.render(assemble(conversation.system_prompt, (*branch, kept) if kept else branch))
 
     async def _end(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
         run = active.run

@@ -14,12 +14,13 @@ import msgspec
 
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
-from chatsvc.conversation import Branch
-from chatsvc.errors import ConversationBusy, EngineUnavailable, InvalidInput, UnknownModel
+from chatsvc.conversation import Branch, Message
+from chatsvc.errors import CannotContinue, ConversationBusy, EngineUnavailable, InvalidInput, UnknownModel
 from chatsvc.events import clean_text
 from chatsvc.ids import new_message_id, new_response_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Principal, Tier, TierName
+from chatsvc.run import RunStatus
 from chatsvc.store import Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
@@ -49,6 +50,8 @@ class NewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     temperature: float | None = None
     background: bool = False
+    continues: Message | None = None
+    """The reply to go on with: a stopped, failed or cut-off answer to that message."""
 
 
 class Submitter:
@@ -131,6 +134,8 @@ class Submitter:
         conversation = await self._store.conversations.get(principal.user_id, message.conversation_id)
         model = self._checked_model(new.model or conversation.model)
         branch = await self._store.conversations.branch(user_message_id)
+        if new.continues is not None:
+            branch = (*branch, _continuable(new.continues))
         await self._check_fits(model, conversation.system_prompt, branch, None, new.max_tokens)
         return await self._store.runs.regenerate(
             Regeneration(
@@ -145,6 +150,7 @@ class Submitter:
                 max_open=self._tiers[principal.tier].max_open_replies,
                 message_id=new_message_id(),
                 response_id=new_response_id(self._region),
+                continues_message_id=new.continues.id if new.continues else None,
             )
         )
 
@@ -203,11 +209,25 @@ def title_from(content: str) -> str:
     return (cut[: cut.rfind(" ")] if " " in cut[TITLE_CHARS // 2 :] else cut) + "…"
 
 
+def _continuable(reply: Message) -> Message:
+    """The reply, if there is more to say. Raises ``CannotContinue``."""
+    if reply.status in {RunStatus.STOPPED, RunStatus.FAILED} or reply.finish_reason == "length":
+        return reply
+    raise CannotContinue(
+        "Only a reply that was stopped, failed, or reached its limit of tokens can be continued. "
+        "To have the message answered once more, leave out 'continue'.",
+        field="continue",
+    )
+
+
 def _hash(kind: str, target: str, new: NewMessage | NewAnswer) -> bytes:
     """A digest of all that makes the request what it is:
 
     the same id with another digest is a different request (L8).
     """
+    if isinstance(new, NewAnswer) and new.continues is not None:
+        # What it says may have grown by a late checkpoint; which one it is, is the request.
+        kind, target, new = "continue", new.continues.id, msgspec.structs.replace(new, continues=None)
     body = msgspec.json.encode([kind, target, msgspec.to_builtins(new)], order="deterministic")
     return hashlib.sha256(body).digest()
 

@@ -82,6 +82,8 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     temperature: float | None = None
     background: bool = False
+    continues_message_id: str | None = None
+    """A sibling whose text the new answer begins with."""
 
 
 class Submitted(msgspec.Struct, frozen=True):

@@ -58,10 +58,10 @@ _WRITE: Final = statement("""
         FROM moment WHERE id = %(conversation_id)s
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
-            model, tier, status, max_tokens, temperature, background, created_at)
+            continues_message_id, model, tier, status, max_tokens, temperature, background, created_at)
         SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
-            %(client_msg_id)s, %(request_hash)s, %(model)s, %(tier)s, 'queued', %(max_tokens)s, %(temperature)s,
-            %(background)s, at
+            %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, 'queued',
+            %(max_tokens)s, %(temperature)s, %(background)s, at
         FROM moment RETURNING {run:r}
     )
     SELECT run.*, pg_notify('chatsvc',
@@ -76,6 +76,7 @@ async def submit(connection: Connection, submission: Submission) -> Submitted:
         "content": clean_text(submission.content),
         "parent_id": submission.parent_id,
         "user_tokens": submission.user_tokens,
+        "continues_message_id": None,
         "title": None if submission.title is None else clean_text(submission.title),
         "conversation_id": submission.conversation_id,
     }
@@ -91,7 +92,13 @@ async def submit(connection: Connection, submission: Submission) -> Submitted:
 
 async def regenerate(connection: Connection, regeneration: Regeneration) -> Submitted:
     """Write one more answer to a user message and its run. For what is raised see ``Runs.regenerate``."""
-    params = _params(regeneration) | {"content": None, "parent_id": None, "user_tokens": None, "title": None}
+    params = _params(regeneration) | {
+        "content": None,
+        "parent_id": None,
+        "user_tokens": None,
+        "title": None,
+        "continues_message_id": regeneration.continues_message_id,
+    }
     await fetch(connection, TOUCH, params)
     if known := await replay(connection, params):
         return known

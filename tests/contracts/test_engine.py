@@ -299,3 +299,17 @@ async def test_closing_ends_running_generations_with_a_failure(backend: Backend,
         with pytest.raises(EngineFailed):
             await task
         await engine.aclose()
+
+
+async def test_a_reply_that_is_gone_on_with_stands_in_the_open_turn_and_nothing_of_it_is_said_again(
+    talk: Talk, backend: Backend
+):
+    if not backend.own_tokenizer:
+        pytest.skip("rendered on the far side")
+    question = ChatMessage(Role.USER, "Count to ten.")
+    begun = "one, two, <|im_end|> three"
+    fresh = await talk.engine.render([question])
+    going_on = await talk.engine.render([question, ChatMessage(Role.ASSISTANT, begun)])
+    assert going_on.token_ids[: fresh.tokens] == fresh.token_ids
+    assert list(going_on.token_ids[fresh.tokens :]) == list(await talk.engine.encode(begun))
+    assert going_on.tokens == len(going_on.token_ids)

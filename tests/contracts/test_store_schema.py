@@ -41,7 +41,7 @@ async def test_four_processes_may_migrate_one_empty_database_at_once(empty_postg
     ]
     ended = await asyncio.gather(*(process.communicate() for process in processes))
     assert [process.returncode for process in processes] == [0] * 4, ended
-    assert versions(empty_postgres_url) == [("0001",)]
+    assert versions(empty_postgres_url) == [(NEWEST,)]
 
 
 @pytest.fixture
@@ -54,16 +54,17 @@ def scripts(tmp_path, monkeypatch):
     return copy / "versions"
 
 
+NEWEST = max(path.name.split("_")[0] for path in (schema._scripts() / "versions").glob("[0-9]*.py"))
 NEXT = """
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "9999", "{newest}"
 def upgrade():
     op.execute({sql!r})
 """
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind_and_is_an_error(empty_postgres_url, scripts):
-    (scripts / "0002_bad.py").write_text(NEXT.format(sql="CREATE TABLE half (); SELECT 1 / 0"))
+    (scripts / "9999_bad.py").write_text(NEXT.format(newest=NEWEST, sql="CREATE TABLE half (); SELECT 1 / 0"))
     with pytest.raises(ConfigError, match="cannot be migrated, and was left as it was: division by zero"):
         await migrate(empty_postgres_url)
     assert tables(empty_postgres_url) == set()
@@ -82,9 +83,9 @@ async def test_a_failed_migration_ends_the_process_with_an_error(empty_postgres_
 
 
 async def test_a_schema_of_a_later_version_is_refused(postgres_url, scripts):
-    (scripts / "0002_later.py").write_text(NEXT.format(sql="CREATE TABLE later ()"))
+    (scripts / "9999_later.py").write_text(NEXT.format(newest=NEWEST, sql="CREATE TABLE later ()"))
     await migrate(postgres_url)
-    (scripts / "0002_later.py").unlink()
+    (scripts / "9999_later.py").unlink()
     with pytest.raises(ConfigError, match="does not know"):
         await migrate(postgres_url)
     assert "later" in tables(postgres_url)

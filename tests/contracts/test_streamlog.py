@@ -192,7 +192,7 @@ async def test_s7_a_fence_mark_alone_does_not_end_the_wait(log, make_log):
 
 async def test_s7_wake_ends_the_wait_and_only_that(log):
     await log.open(A, 1)
-    for _ in range(20):
+    for _ in range(200):
         tail = asyncio.create_task(log.tail({A: Position(1, 0)}, 30))
         await asyncio.sleep(0)
         log.wake()

@@ -5,6 +5,7 @@ import asyncio
 import psycopg
 import pytest
 import redis
+from api_client import Api
 from reader import read, read_to_the_end
 
 
@@ -153,7 +154,6 @@ async def test_a_system_prompt_is_part_of_the_prompt(api):
 
 
 async def test_a_deleted_conversation_leaves_nothing_and_stops_its_running_reply(start_server, client, redis_server):
-    from api_client import Api
 
     server = start_server("scripted:?tokens_per_s=20&tokens=400")
     api = Api(client, server.base_url)
@@ -182,3 +182,58 @@ async def test_a_deleted_conversation_leaves_nothing_and_stops_its_running_reply
             for (table,) in tables
         }
     assert {table for table, (count,) in left.items() if count} == set()
+
+
+async def stopped_in_the_middle(api, **body):
+    reply = await api.start("A long story, please.", **body)
+    await read(api.client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 30)
+    await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
+    await read_to_the_end(api.client, api.stream_url(reply))
+    return reply
+
+
+async def test_a_stopped_reply_is_continued_where_it_broke_off(start_server, client):
+    api = Api(client, start_server("scripted:?tokens_per_s=60&tokens=60").base_url)
+    whole = await answered(api, "A long story, please.")
+    expected = (await api.message_of(whole))["content"]
+    broken = await stopped_in_the_middle(api)
+    kept = (await api.message_of(broken))["content"]
+    assert expected.startswith(kept)
+    body = {"client_msg_id": "go-on", "continue": True}
+    answer = await api.call("POST", f"/v1/messages/{broken['message_id']}/responses", json=body)
+    assert answer.status_code == 202, answer.text
+    continued = {**answer.json(), "conversation_id": broken["conversation_id"]}
+    rendered = await read_to_the_end(client, api.stream_url(continued))
+    stored = await api.message_of(continued)
+    assert rendered.text == stored["content"] == expected
+    assert stored["status"] == "complete"
+    assert stored["parent_id"] == broken["user_message_id"]
+    assert (await api.message_of(broken))["content"] == kept
+    used = [(await api.state(reply))["usage"]["output_tokens"] for reply in (broken, continued, whole)]
+    # Only the rest was generated. A token that was stopped on its way may have been counted and not kept.
+    assert used[2] <= used[0] + used[1] <= used[2] + 2
+    again = await api.call("POST", f"/v1/messages/{broken['message_id']}/responses", json=body)
+    assert again.json()["response_id"] == continued["response_id"]
+    other = await api.call("POST", f"/v1/messages/{broken['message_id']}/responses", json={"client_msg_id": "go-on"})
+    assert other.status_code == 409
+
+
+async def test_a_reply_that_reached_its_limit_is_continued_and_a_complete_one_is_not(api):
+    short = await answered(api, "A long story, please.", max_tokens=5)
+    assert (await api.message_of(short))["finish_reason"] == "length"
+    body = {"client_msg_id": "more", "continue": True}
+    answer = await api.call("POST", f"/v1/messages/{short['message_id']}/responses", json=body)
+    assert answer.status_code == 202
+    await read_to_the_end(api.client, api.base + answer.json()["stream_url"])
+    refused = await api.call(
+        "POST",
+        f"/v1/messages/{answer.json()['message_id']}/responses",
+        json={"client_msg_id": "even-more", "continue": True},
+    )
+    assert (refused.status_code, refused.json()["code"]) == (422, "cannot_continue")
+    refused = await api.call(
+        "POST",
+        f"/v1/messages/{short['user_message_id']}/responses",
+        json={"client_msg_id": "of-a-question", "continue": True},
+    )
+    assert (refused.status_code, refused.json()["code"]) == (422, "cannot_continue")
