@@ -474,6 +474,7 @@ class Story:
     def __init__(self):
         self.world = World()
         self.words = itertools.count(1)
+        self.said = ""
         self.readers = []
         """Each reader, and what its client showed when it connected."""
 
@@ -502,7 +503,9 @@ class Story:
         return seq
 
     async def say(self):
-        self.reply.delta(f"word {next(self.words)} ")
+        word = f"word {next(self.words)} "
+        self.reply.delta(word)
+        self.said += word
         await asyncio.sleep(0)
 
     async def pause(self):
@@ -563,6 +566,7 @@ ACTS = ["say", "say", "say", "pause", "lose", "lose_end", "trim", "away", "back"
 def test_whatever_happens_every_reader_ends_with_the_stored_text_and_rising_ids(acts):
     story = Story()
     seq = asyncio.run(story.tell(acts))
+    assert story.reply.text == story.said
     for client, shown in story.readers:
         assert client.ids == sorted(set(client.ids))
         if client.ids:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from streaming import DONE, FragileLog, append, delta, running, soon
 
 from chatsvc.errors import StoreUnavailable
-from chatsvc.events import Context, Snapshot, ToolCall
+from chatsvc.events import Context, Snapshot, ToolCall, clean_text
 from chatsvc.streamlog.base import Fenced, Position
 from chatsvc.streamlog.memory import MemoryLog
 from chatsvc.streamlog.snapshot import text_through
@@ -455,6 +455,34 @@ async def test_a_log_that_came_back_without_its_end_is_led_on_by_a_snapshot(make
     assert text_in(log) == "0 1 2 3 4 5 "
 
 
+async def test_text_that_comes_while_the_log_is_lost_is_in_the_snapshot(make_writer, log):
+    writer = make_writer(batch_ms=1)
+    async with running(writer.run()):
+        reply = await writer.open(A, 1)
+        reply.delta("one ")
+        assert await reply.flush(5)
+        log.lose_everything()
+        log.away = True
+        reply.delta("two ")
+        await log.appends(2)
+        reply.delta("three")
+        log.away = False
+        assert await reply.flush(5)
+    assert text_in(log) == reply.text == "one two three"
+
+
+async def test_a_log_that_is_lost_a_second_time_is_begun_anew_a_second_time(make_writer, log):
+    writer = make_writer(batch_ms=1)
+    async with running(writer.run()):
+        reply = await writer.open(A, 1)
+        for word in ("one ", "two ", "three "):
+            log.lose_everything()
+            reply.delta(word)
+            assert await reply.flush(5)
+            assert text_in(log) == reply.text
+    assert [name for _, name, _ in logged(log)] == ["snapshot"]
+
+
 async def test_events_that_were_not_in_the_log_yet_survive_its_loss(make_writer, log):
     writer = make_writer(batch_ms=1)
     call = ToolCall(id="1", tool="clock", arguments="{}")
@@ -566,6 +594,16 @@ async def test_a_discarded_reply_writes_nothing_more_and_does_not_begin_its_log_
     assert leases.asked == []
 
 
+async def test_a_reply_that_was_given_up_does_not_let_the_log_of_its_successor_expire(make_writer, log):
+    writer = make_writer(batch_ms=1)
+    async with running(writer.run()):
+        reply = await writer.open(A, 1)
+        reply.discard()
+        await log.open(A, 2)
+        await reply.close(600)
+    assert log._logs[A].expires_at is None
+
+
 async def test_closing_the_writer_lets_everybody_go(make_writer, log, audience):
     writer = make_writer()
     reply = await writer.open(A, 1)
@@ -588,7 +626,7 @@ def test_whatever_happens_to_the_log_a_reader_of_all_that_was_acknowledged_ends_
     async def story():
         log, audience, leases = FragileLog(), Audience(), Leases()
         writer = LogWriter(log, audience, batch_ms=1, batch_tokens=4, holds=leases.holds)
-        entries = []
+        entries, said = [], ""
         audience.deliver = lambda _, told: entries.extend(told)
         async with running(writer.run()):
             reply = await writer.open(A, 1)
@@ -606,6 +644,7 @@ def test_whatever_happens_to_the_log_a_reader_of_all_that_was_acknowledged_ends_
                 elif hurt == "wait":
                     await asyncio.sleep(0.003)
                 reply.delta(text)
+                said += clean_text(text)
                 await asyncio.sleep(0)
             log.away = False
             promised = reply.seal()
@@ -616,7 +655,7 @@ def test_whatever_happens_to_the_log_a_reader_of_all_that_was_acknowledged_ends_
         assert seqs[-1] == promised == reply.last_seq
         # As after a real break every append failed first, so whatever was lost was noticed before the end was sealed,
         # or the sealed rest leads on from what readers had.
-        assert text_through(entries)[1] == reply.text
+        assert text_through(entries)[1] == reply.text == said
 
     asyncio.run(story())
 
