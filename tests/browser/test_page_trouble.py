@@ -150,18 +150,39 @@ async def test_being_signed_out_is_said(visit):
     await expect(tab.field).to_have_value("Who am I?")
 
 
-async def test_a_queued_reply_tells_its_place(visit, start_server):
-    single = start_server("scripted:?tokens_per_s=40&tokens=100&slots=1")
-    first = await visit(base_url=single.base_url)
+@pytest.fixture(scope="module")
+def one_at_a_time(start_server):
+    return start_server("scripted:?tokens_per_s=25&tokens=150&slots=1")
+
+
+async def line_up(visit, server):
+    """Two tabs whose replies run at the same time where only one can: the second waits."""
+    first = await visit(base_url=server.base_url)
+    second = await visit(base_url=server.base_url)
     await first.send("First in line.")
     await first.reply_shows_text(5)
-    second = await visit(base_url=single.base_url)
     await second.send("Second in line.")
+    return first, second
+
+
+async def test_a_queued_reply_tells_its_place_and_then_streams(visit, one_at_a_time):
+    first, second = await line_up(visit, one_at_a_time)
     await expect(second.reply).to_contain_text("Waiting in the queue, position 1")
+    await first.button("Stop the reply").click()
     await second.reply_is("streaming")
     await second.reply_is("complete")
     stored = await second.stored_reply()
     assert await second.copied_reply() == stored["content"]
+
+
+async def test_a_queued_reply_can_be_stopped(visit, one_at_a_time):
+    first, second = await line_up(visit, one_at_a_time)
+    await second.reply_is("queued")
+    await second.button("Stop the reply").click()
+    await second.reply_is("stopped")
+    await expect(second.reply).to_contain_text("Stopped")
+    await first.button("Stop the reply").click()
+    await first.reply_is("stopped")
 
 
 async def test_a_hidden_tab_lets_go_of_its_stream_and_resumes_where_it_was(visit, slow_server):
