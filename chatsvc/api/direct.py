@@ -33,9 +33,10 @@ class StreamingProtocol(HttpToolsProtocol):
 
 
 def protocol_of(scope: Mapping[str, Any]) -> StreamingProtocol | None:
-    """The protocol behind a request, when it is ours."""
+    """The protocol behind a request, when it is ours and frames an answer of unknown length in chunks, as we do."""
     found = (scope.get("extensions") or {}).get(_EXTENSION)
-    return found if isinstance(found, StreamingProtocol) else None
+    chunked = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+    return found if chunked and isinstance(found, StreamingProtocol) else None
 
 
 class Ticking(Protocol):
@@ -47,14 +48,13 @@ class Ticking(Protocol):
 class DirectPipe:
     """A reader's sink that writes to the transport. What it may hold back is bounded by ``max_bytes`` and one frame."""
 
-    __slots__ = ("_callback", "_chunked", "_gone", "_max_bytes", "_protocol", "_ticking", "closed", "tick")
+    __slots__ = ("_callback", "_gone", "_max_bytes", "_protocol", "_ticking", "closed", "tick")
 
     def __init__(self, protocol: StreamingProtocol, ticking: Ticking, *, max_bytes: int) -> None:
         self._protocol = protocol
         self._ticking = ticking
         self._max_bytes = max_bytes
         self._callback: Callable[[], None] | None = None
-        self._chunked = True
         self._gone = False
         self.closed = False
         self.tick = ticking.tick
@@ -70,7 +70,7 @@ class DirectPipe:
             self._lose()
             transport.abort()
             return False
-        transport.write(b"%x\r\n%b\r\n" % (len(frames), frames) if self._chunked else frames)
+        transport.write(b"%x\r\n%b\r\n" % (len(frames), frames))
         self.tick = self._ticking.tick
         return True
 
@@ -98,7 +98,6 @@ class DirectPipe:
     async def carry(self, following: Awaitable[None]) -> bool:
         """See the reader through. False when the client is gone or was cut, so that there is no end to write."""
         protocol = self._protocol
-        self._chunked = bool(protocol.cycle.chunked_encoding)
         protocol.lost = self._lose
         if protocol.transport.is_closing():
             self._lose()
@@ -107,4 +106,6 @@ class DirectPipe:
         finally:
             protocol.lost = None
             self._callback = None
+            # Whatever comes now would follow the last chunk, and be taken for the next answer.
+            self.closed = True
         return not self._gone

@@ -22,7 +22,8 @@ from chatsvc.streamlog.subscription import Sink, Subscription
 
 _logger = structlog.get_logger(__name__)
 
-_TAIL_S: Final = 30.0
+_TAIL_S: Final = 5.0
+"""A tail that hears nothing asks again after this long, so that a connection that died without a word is noticed."""
 _TAIL_PACE_S: Final = 0.01
 """A busy tail asks at most this often: each call names all followed logs, so it should bring home many entries."""
 _RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)

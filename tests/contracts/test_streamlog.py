@@ -1,7 +1,11 @@
 """The contract of a stream log, S1-S10, over every backend."""
 
 import asyncio
+import ssl
+import subprocess
 import time
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -440,6 +444,83 @@ async def test_a_password_and_a_database_in_the_url_are_used(redis_url):
     with pytest.raises(LogUnavailable, match="refuses"):
         await refused.ping()
     await refused.aclose()
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for 127.0.0.1 that nobody else trusts: (certificate, key)."""
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "2", "-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-out", files[0], "-keyout", files[1]),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return files
+
+
+@pytest.fixture
+def reached(redis_url, tmp_path, certificate):
+    """The same server over a unix socket, TCP or TLS: a context that gives its URL and one that cannot be trusted."""
+
+    @asynccontextmanager
+    async def reached(scheme):
+        async def pipe(reader, writer):
+            while data := await reader.read(65536):
+                writer.write(data)
+            writer.close()
+
+        relays = set()
+
+        async def relay(reader, writer):
+            relays.add(asyncio.current_task())
+            there, back = await open_server(redis_url)
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+        path = tmp_path / "socket"
+        if scheme == "unix":
+            server, url = await asyncio.start_unix_server(relay, path), f"unix://{path}"
+        else:
+            context = None
+            if scheme == "rediss":
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(*certificate)
+            server = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
+            url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        yield url
+        server.close()
+        await soon(asyncio.gather(*relays))
+
+    return reached
+
+
+async def open_server(url):
+    parsed = urlsplit(url)
+    if parsed.scheme == "unix":
+        return await asyncio.open_unix_connection(parsed.path)
+    return await asyncio.open_connection(parsed.hostname, parsed.port)
+
+
+@pytest.mark.parametrize("scheme", ["unix", "redis", "rediss"])
+async def test_a_server_is_reached_over_unix_sockets_tcp_and_tls(reached, certificate, scheme):
+    async with reached(scheme) as url:
+        log = RedisLog(url + (f"?ssl_ca_certs={certificate[0]}" if scheme == "rediss" else ""), timeout_s=5)
+        await log.open(A, 1)
+        assert await log.append([append(A, delta(1, "x" * 100_000))]) == [OK]
+        assert (await log.read(A, 0)).entries[0] == delta(1, "x" * 100_000)
+        assert list(await log.tail({A: Position(0, 0)}, 5)) == [A]
+        await log.aclose()
+
+
+async def test_a_server_whose_certificate_nobody_vouches_for_is_not_talked_to(reached):
+    async with reached("rediss") as url:
+        log = RedisLog(url, timeout_s=5)
+        with pytest.raises(LogUnavailable, match="certificate"):
+            await log.ping()
+        await log.aclose()
 
 
 async def test_redis_sees_three_connections_whatever_happens(redis_url):

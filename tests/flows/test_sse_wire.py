@@ -336,3 +336,30 @@ async def test_a_client_of_http_1_0_is_served(service):
     seen = await soon(reader.read())
     assert b"id: 2\nevent: done" in seen
     writer.close()
+
+
+async def test_nothing_is_written_after_the_last_chunk(service):
+    """Whoever still has the stream in hand, as a teller of queue positions may, cannot spoil the next answer."""
+    opened = []
+    open_now = service.streams.open
+    service.streams.open = lambda *arguments: opened.append(open_now(*arguments)) or opened[-1]
+    await service.say(1, -2)
+    reader, writer = await service.connect()
+    await head_of(reader)
+    await soon(body_of(reader))
+    await service.until(lambda: service.answering == 0)
+    opened[0].push_passing(QUEUED)
+    service.streams.beat()
+    writer.write(f"GET /{A} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert (await head_of(reader))[0] == "HTTP/1.1 200 OK"
+    writer.close()
+
+
+async def test_two_requests_sent_at_once_are_answered_one_after_the_other(service):
+    reader, writer = await service.connect(2 * f"GET /{A} HTTP/1.1\r\nHost: x\r\n\r\n")
+    await service.until(lambda: any(one.live for one in service.hub.subscriptions(A)))
+    await service.say(1, -2)
+    for _ in range(2):
+        await head_of(reader)
+        assert [event[0] for event in parse(await soon(body_of(reader)))] == [1, 2]
+    writer.close()

@@ -132,6 +132,7 @@ async def test_an_entry_that_was_told_and_then_lost_does_not_keep_its_reader_rea
     with hub.subscribe(A, 0, client) as subscription:
         await subscription.replay()
         hub.deliver(A, [delta(9)])
+        hub.deliver(A, [delta(10)])
         assert await soon(subscription.replay()) is Level.LIVE
     assert client.ids == [1, 2]
 
