@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from typing import Any, Final
 
@@ -15,15 +16,16 @@ from chatsvc.inference.text import StopStrings
 from chatsvc.prompt import Chunk
 
 _DONE: Final = b"[DONE]"
-_ASCII_PER_TOKEN: Final = 3
-"""English text has 4 to 5 characters in a token, code and numbers about 3."""
+_LETTERS_PER_TOKEN: Final = 3
+"""English text has 4 to 5 of them in a token, names and code about 3."""
+_WORDS: Final = re.compile(r"[A-Za-z ]+")
 
 
 def estimate_tokens(text: str) -> int:
-    """An upper guess: no token of a byte-level vocabulary is shorter than a byte, and few outside ASCII are longer."""
-    ascii_count = sum(1 for character in text if character.isascii())
-    other_bytes = len(text.encode("utf-8", "surrogatepass")) - ascii_count
-    return math.ceil(ascii_count / _ASCII_PER_TOKEN) + other_bytes
+    """An upper guess: letters and spaces make words; of everything else each byte may be a token of its own."""
+    rest = _WORDS.sub("", text)
+    letters = len(text) - len(rest)
+    return math.ceil(letters / _LETTERS_PER_TOKEN) + len(rest.encode("utf-8", "surrogatepass"))
 
 
 async def event_data(stream: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
