@@ -11,6 +11,7 @@ from typing import Any
 
 import uvicorn
 
+LINE_LIMIT = 2**24
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
@@ -24,7 +25,7 @@ async def obey(**handlers: Handler) -> None:
     """Say that we are up, then carry out commands until stdin closes. Each is answered when its handler returns."""
     say("up")
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
+    reader = asyncio.StreamReader(limit=LINE_LIMIT)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         command = json.loads(line)
@@ -66,7 +67,7 @@ class Child:
     async def start(cls, *argv: str) -> Child:
         """Run a Python file; returns once it is up."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24
+            sys.executable, *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT
         )
         child = cls(process)
         assert await child._hear() == "up"
