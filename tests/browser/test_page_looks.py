@@ -188,3 +188,14 @@ async def test_the_page_lives_under_any_path(visit, start_server):
     await tab.page.get_by_role("link", name="Down here.", exact=True).click()
     await tab.button("New chat").first.click()
     await expect(tab.page).to_have_url(f"{server.base_url}/")
+
+
+async def test_code_is_coloured_and_copied_as_it_is(visit):
+    tab = await visit()
+    code = 'def say(word: str) -> None:\n    print(f"<b>{word}</b>")\n'
+    await tab.open("c/" + await conversation_of(tab, ["Code, please.", f"Here:\n\n```python\n{code}```\n"]))
+    figure = tab.reply.get_by_role("figure")
+    await expect(figure.locator(".hljs-keyword").first).to_have_text("def")
+    await tab.button("Copy", figure).click()
+    await expect(tab.button("Copied", figure)).to_be_visible()
+    assert await tab.page.evaluate("() => window.copiedText") == code.rstrip("\n")

@@ -30,6 +30,8 @@ function watchAttention(window: Window, listener: (attentive: boolean) => void):
     if (document.visibilityState === "visible") listener(true);
     else timer = window.setTimeout(() => listener(false), LET_GO_MS);
   };
+  // A tab opened in the background is hidden from the start, and nothing tells.
+  if (document.visibilityState !== "visible") onVisibility();
   const onHide = (): void => {
     clear();
     listener(false);

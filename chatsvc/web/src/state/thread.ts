@@ -4,9 +4,10 @@ import { computed, signal, type ReadonlySignal, type Signal } from "@preact/sign
 import { ApiError, type Client } from "../api/client.ts";
 import { clientMessageId } from "../api/ids.ts";
 import { patiently, type Wait } from "../api/patience.ts";
-import { isRunning, type Accepted, type Conversation, type ConversationRow, type Message } from "../api/types.ts";
+import { isRunning, type Conversation, type ConversationRow, type Message } from "../api/types.ts";
 import type { Failure, Reply } from "../stream/reducer.ts";
 import { branchTo, headOrNewest, leafUnder, plant, siblingsOf, type Siblings, type Tree } from "../tree/branch.ts";
+import { replyOf, userMessage } from "./accepted.ts";
 import { LiveReplies, type LiveSurroundings } from "./replies.ts";
 
 export type ThreadState = "new" | "loading" | "ready" | "missing" | "failed";
@@ -44,6 +45,7 @@ export class Thread {
   private readonly chosen = new Map<string | null, string>();
   private updatedAt = "";
   private busy = 0;
+  private changes = 0;
   private stale = false;
   private unsent: Pending | null = null;
 
@@ -83,8 +85,13 @@ export class Thread {
   async load(): Promise<void> {
     const id = this.id.value;
     if (id === null) return;
+    const changes = this.changes;
     try {
-      this.take(await this.options.client.conversation(id));
+      const conversation = await this.options.client.conversation(id);
+      // An answer from before what we did since would hide it.
+      if (changes === this.changes) this.take(conversation);
+      else if (this.busy > 0) this.stale = true;
+      else await this.load();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (error.status === 404) this.state.value = "missing";
@@ -139,6 +146,7 @@ export class Thread {
     if (id === null || !message) return;
     this.chosen.set(message.parent_id, messageId);
     const leaf = leafUnder(this.tree.value, messageId, this.chosen);
+    this.changes += 1;
     this.head.value = leaf;
     await this.exclusively(async () => {
       this.noteRow(await this.options.client.changeConversation(id, { head_message_id: leaf }));
@@ -213,6 +221,7 @@ export class Thread {
     for (const message of added) if (!next.has(message.id)) next.set(message.id, message);
     this.messages.value = next;
     this.head.value = head;
+    this.changes += 1;
   }
 
   private finish(message: Message, reply: Reply): void {
@@ -229,29 +238,4 @@ export class Thread {
     };
     this.messages.value = new Map(this.messages.value).set(message.id, ended);
   }
-}
-
-const madeHere = (): Pick<Message, "created_at" | "finish_reason" | "tokens" | "model"> => ({
-  created_at: new Date().toISOString(),
-  finish_reason: null,
-  tokens: null,
-  model: null,
-});
-
-function userMessage(accepted: Accepted, content: string, parent: string | null): Message {
-  return { ...madeHere(), id: accepted.user_message_id, parent_id: parent, role: "user", content, status: "complete", response_id: null };
-}
-
-function replyOf(accepted: Accepted, userMessageId: string): Message {
-  return {
-    ...madeHere(),
-    id: accepted.message_id,
-    parent_id: userMessageId,
-    role: "assistant",
-    content: "",
-    // A repeated POST may answer for a reply that has ended meanwhile; its stream tells the end.
-    status: accepted.status === "queued" ? "queued" : "streaming",
-    response_id: accepted.response_id,
-    stream_url: accepted.stream_url,
-  };
 }

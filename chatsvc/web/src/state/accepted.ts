@@ -1,0 +1,30 @@
+// Messages that the server has accepted, before the conversation is fetched again: what the page shows at once.
+
+import type { Accepted, Message } from "../api/types.ts";
+
+const madeHere = (): Pick<Message, "created_at" | "finish_reason" | "tokens" | "model"> => ({
+  created_at: new Date().toISOString(),
+  finish_reason: null,
+  tokens: null,
+  model: null,
+});
+
+/** The user's message, as the server has taken it. */
+export function userMessage(accepted: Accepted, content: string, parent: string | null): Message {
+  return { ...madeHere(), id: accepted.user_message_id, parent_id: parent, role: "user", content, status: "complete", response_id: null };
+}
+
+/** The reply that will be written, empty as yet. */
+export function replyOf(accepted: Accepted, userMessageId: string): Message {
+  return {
+    ...madeHere(),
+    id: accepted.message_id,
+    parent_id: userMessageId,
+    role: "assistant",
+    content: "",
+    // A repeated POST may answer for a reply that has ended meanwhile; its stream tells the end.
+    status: accepted.status === "queued" ? "queued" : "streaming",
+    response_id: accepted.response_id,
+    stream_url: accepted.stream_url,
+  };
+}

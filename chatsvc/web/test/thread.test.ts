@@ -1,0 +1,204 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { ApiError, type Client, type NewMessage } from "../src/api/client.ts";
+import type { Accepted, Conversation, ConversationRow, Message } from "../src/api/types.ts";
+import type { LiveSurroundings } from "../src/state/replies.ts";
+import { Thread } from "../src/state/thread.ts";
+
+const TIME = "2026-01-01T00:00:00Z";
+
+function stored(id: string, parent: string | null, role: Message["role"], status: Message["status"] = "complete"): Message {
+  return {
+    id,
+    parent_id: parent,
+    role,
+    content: `text of ${id}`,
+    status,
+    model: null,
+    response_id: role === "assistant" ? `resp_${id}` : null,
+    finish_reason: null,
+    tokens: null,
+    created_at: TIME,
+  };
+}
+
+const row = (updated_at = TIME): ConversationRow => ({
+  id: "conv_1",
+  title: null,
+  pinned: false,
+  head_message_id: null,
+  created_at: TIME,
+  updated_at,
+});
+
+const accepted = (number: number): Accepted => ({
+  message_id: `a${number}`,
+  user_message_id: `u${number}`,
+  response_id: `resp_a${number}`,
+  stream_url: `/v1/responses/resp_a${number}/stream?token=t`,
+  status: "streaming",
+  queue_position: null,
+});
+
+class FakeSource extends EventTarget {
+  readyState = 0;
+  close(): void {
+    this.readyState = 2;
+  }
+  say(name: string, id: number, data: unknown): void {
+    this.dispatchEvent(Object.assign(new Event(name), { data: JSON.stringify(data), lastEventId: String(id) }));
+  }
+}
+
+function setUp(id: string | null, client: Partial<Client>) {
+  const sources = new Map<string, FakeSource>();
+  const surroundings: LiveSurroundings = {
+    connect: (url) => {
+      const source = new FakeSource();
+      sources.set(new URL(url).pathname, source);
+      return source as unknown as EventSource;
+    },
+    setTimeout: () => 0,
+    clearTimeout: () => undefined,
+    random: () => 0,
+    now: () => 0,
+    nextFrame: (run) => {
+      run();
+      return 0;
+    },
+    cancelFrame: () => undefined,
+    onAttention: () => () => undefined,
+  };
+  const known: Partial<Client> = { address: (path) => new URL(path, "http://h/").href, ...client };
+  const changes: ConversationRow[] = [];
+  const thread = new Thread(id, {
+    client: known as Client,
+    surroundings,
+    wait: () => Promise.resolve(),
+    onChange: (changed) => void changes.push(changed),
+  });
+  return { thread, sources, changes };
+}
+
+const shown = (thread: Thread): string[] => thread.branch.value.map((message) => message.id);
+
+test("the first message makes the conversation, then its reply is read to the end", async () => {
+  const { thread, sources, changes } = setUp(null, {
+    createConversation: () => Promise.resolve({ ...row(), messages: [] }),
+    send: () => Promise.resolve(accepted(1)),
+  });
+  await thread.send("hello");
+  assert.equal(thread.id.value, "conv_1");
+  assert.equal(changes.length, 1);
+  assert.deepEqual(shown(thread), ["u1", "a1"]);
+  const source = sources.get("/v1/responses/resp_a1/stream");
+  source?.say("delta", 1, { text: "hi" });
+  source?.say("done", 2, { finish_reason: "stop", usage: { output_tokens: 1 } });
+  const reply = thread.branch.value[1];
+  assert.equal(reply?.content, "hi");
+  assert.equal(reply?.status, "complete");
+  assert.equal(thread.running.value, null);
+  assert.equal(source?.readyState, 2);
+});
+
+test("the same text sent again after a failure is the same message; another text is not", async () => {
+  const sent: NewMessage[] = [];
+  const { thread } = setUp("conv_1", {
+    send: (_, message) => {
+      sent.push(message);
+      return Promise.reject(new ApiError(429, "too_many_replies", "", true));
+    },
+  });
+  for (const text of ["one", "one", "two"]) await assert.rejects(thread.send(text));
+  assert.equal(sent[0]?.client_msg_id, sent[1]?.client_msg_id);
+  assert.notEqual(sent[1]?.client_msg_id, sent[2]?.client_msg_id);
+  assert.equal(thread.pending.value, null);
+});
+
+test("an answer that was under way when a message was sent does not hide it", async () => {
+  let answer: (conversation: Conversation) => void = () => undefined;
+  const asked: number[] = [];
+  const { thread } = setUp("conv_1", {
+    conversation: () => {
+      asked.push(asked.length);
+      if (asked.length > 1) {
+        const messages = [stored("u1", null, "user"), stored("a1", "u1", "assistant", "streaming")];
+        return Promise.resolve({ ...row(), head_message_id: "a1", messages });
+      }
+      return new Promise((resolve) => {
+        answer = resolve;
+      });
+    },
+    send: () => Promise.resolve(accepted(1)),
+  });
+  const loading = thread.load();
+  await thread.send("hello");
+  answer({ ...row(), messages: [] });
+  await loading;
+  assert.deepEqual(shown(thread), ["u1", "a1"]);
+  assert.equal(asked.length, 2);
+});
+
+test("an ended reply does not run again because the store was asked a moment too early", async () => {
+  const early = [stored("u1", null, "user"), stored("a1", "u1", "assistant", "streaming")];
+  const { thread, sources } = setUp("conv_1", {
+    conversation: () => Promise.resolve({ ...row(), head_message_id: "a1", messages: early }),
+    streamAddress: (id) => `http://h/v1/responses/${id}/stream`,
+  });
+  await thread.load();
+  sources.get("/v1/responses/resp_a1/stream")?.say("done", 1, { finish_reason: "stopped", usage: {} });
+  assert.equal(thread.branch.value[1]?.status, "stopped");
+  await thread.load();
+  assert.equal(thread.branch.value[1]?.status, "stopped");
+});
+
+test("news from the list are fetched once, and wait while a message is on its way", async () => {
+  let asked = 0;
+  let send: (answer: Accepted) => void = () => undefined;
+  const { thread } = setUp("conv_1", {
+    conversation: () => {
+      asked += 1;
+      return Promise.resolve({ ...row("2026-01-01T00:00:09Z"), head_message_id: null, messages: [] });
+    },
+    send: () =>
+      new Promise((resolve) => {
+        send = resolve;
+      }),
+  });
+  await thread.load();
+  await thread.sync(row("2026-01-01T00:00:09Z"));
+  assert.equal(asked, 1);
+  const sending = thread.send("hello");
+  await thread.sync(row("2026-01-01T00:00:10Z"));
+  assert.equal(asked, 1);
+  send(accepted(1));
+  await sending;
+  assert.equal(asked, 2);
+});
+
+test("choosing another answer shows its branch and is remembered by the server", async () => {
+  const messages = [stored("u1", null, "user"), stored("a1", "u1", "assistant"), stored("a2", "u1", "assistant")];
+  const heads: unknown[] = [];
+  const { thread } = setUp("conv_1", {
+    conversation: () => Promise.resolve({ ...row(), head_message_id: "a2", messages }),
+    changeConversation: (_, changes) => {
+      heads.push(changes.head_message_id);
+      return Promise.resolve(row());
+    },
+  });
+  await thread.load();
+  assert.deepEqual(shown(thread), ["u1", "a2"]);
+  await thread.choose("a1");
+  assert.deepEqual(shown(thread), ["u1", "a1"]);
+  assert.deepEqual(heads, ["a1"]);
+});
+
+test("a conversation that is gone says so; one that cannot be fetched can be asked for again", async () => {
+  let error = new ApiError(0, "unreachable", "", true);
+  const { thread } = setUp("conv_1", { conversation: () => Promise.reject(error) });
+  await thread.load();
+  assert.equal(thread.state.value, "failed");
+  error = new ApiError(404, "not_found", "", false);
+  await thread.load();
+  assert.equal(thread.state.value, "missing");
+});
