@@ -205,23 +205,26 @@ async def test_e8_an_engine_not_started_says_so(backend: Backend):
     await engine.aclose()
 
 
-async def test_e9_tokenizing_a_huge_text_does_not_hold_up_the_loop(talk: Talk):
-    text = "many words, 日本語 and 🙂 " * 120_000
-    worst = 0.0
+async def test_e9_tokenizing_a_huge_text_does_not_hold_up_the_loop(talk: Talk, backend: Backend):
+    if not backend.own_tokenizer:
+        pytest.skip("prompt sizes are estimates")
+    text = "many words, 日本語 and 🙂 " * 60_000
+    turns = 0
 
     async def tick() -> None:
-        nonlocal worst
+        nonlocal turns
         while True:
-            before = time.perf_counter()
+            turns += 1
             await asyncio.sleep(0.001)
-            worst = max(worst, time.perf_counter() - before)
 
     ticking = asyncio.create_task(tick())
     await asyncio.sleep(0)
+    before = turns
     assert len(await talk.engine.encode(text)) > 100_000
+    # Counted in turns and not in milliseconds, so that a busy machine does not matter: held up, the loop makes none.
+    assert turns - before > 10
     ticking.cancel()
     await asyncio.wait([ticking])
-    assert worst < 0.5
 
 
 async def test_e10_a_message_cannot_speak_for_another_role(talk: Talk, backend: Backend):
