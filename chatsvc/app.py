@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
 from chatsvc.errors import ConfigError
 from chatsvc.inference.base import Engine
 from chatsvc.inference.factory import create_engine, default_model_name
+from chatsvc.inference.supervised import SupervisedEngine
 from chatsvc.scheduler import Scheduler
 from chatsvc.store import migrate, open_store
 from chatsvc.streamlog.hub import Hub
@@ -219,11 +221,13 @@ def _named(config: Config) -> tuple[Config, str]:
 async def _open_engines(stack: AsyncExitStack, config: Config) -> Mapping[str, Engine]:
     engines: dict[str, Engine] = {}
     for name, model in config.models.items():
-        engine = create_engine(
-            model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
+        make = partial(
+            create_engine, model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
         )
+        engine = SupervisedEngine(make, model=name)
         stack.push_async_callback(engine.aclose)
         await engine.start(_progress)
+        await stack.enter_async_context(_running(engine.run(), f"supervisor of {name}"))
         engines[name] = engine
     return engines
 

@@ -178,7 +178,9 @@ class Dispatcher:
     async def _carry_out(self, active: ActiveRun) -> None:
         try:
             with self._throughput.measure(active.run.model):
-                await self._runner.execute(active)
+                if not await self._runner.execute(active):
+                    # Until its health was looked at again: what waits is not to be burnt on a dead engine.
+                    self.set_ready(active.run.model, False)
         except Exception as error:  # noqa: BLE001
             # Not even its end could be written. The run is still ours in Postgres: the lease keeper finds it there.
             _log.exception("run was dropped", run_id=active.run.id, error_type=type(error).__name__)

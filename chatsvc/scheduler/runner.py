@@ -21,7 +21,7 @@ from chatsvc.clock import Clock
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
 from chatsvc.conversation import Message
-from chatsvc.errors import ChatError, Draining, StoreUnavailable
+from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, StoreUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName, Usage
@@ -38,6 +38,9 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 PRIORITY: Final = {TierName.PRO: 0, TierName.PLUS: 1, TierName.FREE: 2}
+ENGINE_AWAY: Final = (EngineUnavailable, EngineFailed)
+MOST_ATTEMPTS: Final = 3
+"""A run that found no working engine so often is failed: it may be what breaks them."""
 DEFAULT_TEMPERATURE: Final = 0.7
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_MOST_S: Final = 2.0
@@ -76,15 +79,15 @@ class Runner:
         self.tokens: Counter[tuple[str, str]] = Counter()
         """Tokens they used, by model and kind, on every kind of end."""
 
-    async def execute(self, active: ActiveRun) -> None:
-        """See the run to its end. Raises nothing but ``CancelledError``."""
+    async def execute(self, active: ActiveRun) -> bool:
+        """See the run to its end. False when its engine turned out to be away."""
         run = active.run
         with structlog.contextvars.bound_contextvars(run_id=run.id, conversation_id=run.conversation_id):
             try:
                 reply = await self._writer.open(run.id, run.attempt)
             except Fenced:
                 _log.info("run was taken over before it began", attempt=run.attempt)
-                return
+                return True
             progress = _Progress()
             try:
                 self._checkpoints.track(active, reply, lambda: progress.usage)
@@ -97,6 +100,7 @@ class Runner:
             else:
                 await self._end(active, reply, progress)
             self._count(run, progress)
+            return not isinstance(progress.failure, ENGINE_AWAY)
 
     def _count(self, run: Run, progress: _Progress) -> None:
         usage = progress.usage
@@ -177,7 +181,7 @@ class Runner:
     async def _end(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
         run = active.run
         active.settling = True
-        if _nothing_shown_and_not_our_fault(active, reply, progress):
+        if _worth_another_attempt(active, reply, progress):
             requeued = await _patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq))
             if requeued:
                 _log.info("run queued again, nothing was shown yet")
@@ -222,8 +226,11 @@ def _context_event(usage: Usage, cached_tokens: int | None, window: int) -> Cont
     )
 
 
-def _nothing_shown_and_not_our_fault(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> bool:
-    return active.why is Interrupt.DRAIN and progress.finish_reason is None and not reply.text
+def _worth_another_attempt(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> bool:
+    """Nothing was shown, and what ended it has nothing to do with the run (L6). A run that breaks engines is not."""
+    if reply.text or progress.finish_reason is not None or active.run.attempt >= MOST_ATTEMPTS:
+        return False
+    return active.why is Interrupt.DRAIN or (active.why is None and isinstance(progress.failure, ENGINE_AWAY))
 
 
 def _outcome(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> Outcome:

@@ -1,0 +1,132 @@
+"""An engine that comes back: one that has died or hung is closed and started anew, with back-off, by itself.
+
+    ready ──(not healthy, twice in a row)──▶ closed ──▶ starting ──▶ ready
+                                               ▲          │ fails
+                                               └─ wait ◀──┘
+
+While it is away ``generate`` and ``render`` raise ``EngineUnavailable`` and ``health`` says why, so the process gets no
+work and its ``/readyz`` says no. Replies that were running end with ``EngineFailed`` as soon as the old engine closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import structlog
+
+from chatsvc.errors import EngineUnavailable
+from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress
+from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
+
+_logger = structlog.get_logger(__name__)
+
+_LOOK_EVERY_S: Final = 2.0
+_BAD_LOOKS: Final = 2
+"""One bad answer may be a long step; two in a row, four seconds apart at most, are an engine to be replaced."""
+_WAITS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
+
+
+class SupervisedEngine(Engine):
+    """Wraps engines made by ``make``, one after the other. ``run`` is the watchdog;
+
+    the composition root owns its task.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        *,
+        model: str,
+        look_every_s: float = _LOOK_EVERY_S,
+        waits_s: Sequence[float] = _WAITS_S,
+    ) -> None:
+        self._make = make
+        self._model = model
+        self._look_every_s = look_every_s
+        self._waits_s = waits_s
+        self._engine: Engine | None = None
+        self._limits: EngineLimits | None = None
+        self._why_away = "it has not been started"
+        self.restarts = 0
+        """How often the engine was replaced."""
+
+    async def start(self, progress: Progress) -> None:
+        engine = self._make()
+        try:
+            await engine.start(progress)
+        except BaseException:
+            await engine.aclose()
+            raise
+        self._limits = engine.limits
+        self._engine = engine
+
+    async def run(self) -> None:
+        """Look after the engine until cancelled."""
+        bad_looks = 0
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            health = await self.health()
+            bad_looks = 0 if health.ready else bad_looks + 1
+            if bad_looks >= _BAD_LOOKS:
+                await self._replace(health.reason or "it is not healthy")
+                bad_looks = 0
+
+    async def _replace(self, reason: str) -> None:
+        _logger.error("engine is replaced", model=self._model, reason=reason)
+        broken, self._engine = self._engine, None
+        self._why_away = f"it is being restarted ({reason})"
+        if broken is not None:
+            await broken.aclose()
+        failures = 0
+        while self._engine is None:
+            try:
+                await self.start(_logger.info)
+            except EngineUnavailable as error:
+                wait_s = self._waits_s[min(failures, len(self._waits_s) - 1)]
+                failures += 1
+                self._why_away = f"it could not be restarted ({error.detail}); trying again"
+                _logger.warning("engine could not be restarted", model=self._model, reason=error.detail, wait_s=wait_s)
+                await asyncio.sleep(wait_s)
+        self.restarts += 1
+        _logger.info("engine is back", model=self._model, restarts=self.restarts)
+
+    def _here(self) -> Engine:
+        if self._engine is None:
+            raise EngineUnavailable(f"The engine of {self._model} is away: {self._why_away}.", retry_after=10)
+        return self._engine
+
+    @property
+    def limits(self) -> EngineLimits:
+        if self._limits is None:
+            return self._here().limits
+        return self._limits
+
+    async def render(self, messages: Sequence[ChatMessage]) -> Prompt:
+        return await self._here().render(messages)
+
+    async def encode(self, text: str) -> Sequence[int]:
+        return await self._here().encode(text)
+
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling, run_id: str, priority: int = 0
+    ) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(self._here().generate(prompt, sampling, run_id, priority)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=0, waiting=0) if self._engine is None else self._engine.load()
+
+    async def health(self) -> EngineHealth:
+        if self._engine is None:
+            return EngineHealth(ready=False, reason=self._why_away)
+        return await self._engine.health()
+
+    async def aclose(self) -> None:
+        engine, self._engine = self._engine, None
+        self._why_away = "it was closed"
+        if engine is not None:
+            await engine.aclose()
