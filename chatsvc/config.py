@@ -112,6 +112,27 @@ class DatabaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A command on Postgres or Redis that takes longer, in seconds, is given up."""
 
 
+class RegionsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[regions]``: what all regions of one service share. See docs/regions.md."""
+
+    secret: str = ""
+    """What regions prove themselves to each other by: the same text in each, at least 32 characters."""
+
+
+class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[regions.<name>]``: another region, which is asked for the replies that run there."""
+
+    url: str = ""
+    """``http://…`` or ``https://…``, base path included: that region's load balancer, or its only replica."""
+    urls: tuple[str, ...] = ()
+    """Or the addresses of several replicas, tried in turn; then without ``url``."""
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The addresses, in whichever way they were given."""
+        return self.urls or ((self.url,) if self.url else ())
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[log]``: what is written to standard error."""
 
@@ -146,5 +167,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamConfig = StreamConfig()
     lease: LeaseConfig = LeaseConfig()
     log: LogConfig = LogConfig()
+    regions: RegionsConfig = RegionsConfig()
+    peers: dict[str, PeerConfig] = {}
+    """The other regions by name; in the file these are the tables ``[regions.<name>]``."""
     models: dict[str, ModelConfig]
     tiers: dict[TierName, Tier] = msgspec.field(default_factory=lambda: {tier.name: tier for tier in DEFAULT_TIERS})

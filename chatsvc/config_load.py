@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from chatsvc.config import UNNAMED_MODEL, Config, ModelConfig
+from chatsvc.config import UNNAMED_MODEL, Config, ModelConfig, PeerConfig
 from chatsvc.config_rules import broken_rules
 from chatsvc.config_values import UnusableValue, parse_text, parse_value, shown
 from chatsvc.errors import ConfigError
@@ -32,6 +32,8 @@ SHORT_NAMES: Final[dict[tuple[str, str], str]] = {
     ("database", "redis_url"): "CHATSVC_REDIS_URL",
     # CHATSVC_DATA_DIR, _DATABASE_URL, _REGION, _ROLES, _LOG_FORMAT and _LOG_LEVEL follow from the rule.
 }
+SECRET_KEYS: Final = frozenset({("regions", "secret")})
+"""Keys whose value is never shown, neither in faults nor in the configuration in effect."""
 # Read elsewhere, by the part that needs them; never kept in Config, so that it holds no secret of this kind.
 SECRET_VARIABLES: Final = frozenset({"CHATSVC_OPENAI_API_KEY"})
 
@@ -60,9 +62,14 @@ class Key(msgspec.Struct, frozen=True):
         """The key as it is written in messages: ``[table] name``."""
         return f"[{self.table}] {self.name}" if self.table else self.name
 
+    @property
+    def secret(self) -> bool:
+        """True when nobody may see the value."""
+        return (self.table, self.name) in SECRET_KEYS
+
 
 def known_keys() -> tuple[Key, ...]:
-    """Every key but those of ``[models.<name>]``, whose names are free."""
+    """Every key but those of ``[models.<name>]`` and ``[regions.<name>]``, whose names are free."""
     keys: list[Key] = []
     tiers: dict[TierName, Tier] = {}
     for field in msgspec.structs.fields(Config):
@@ -70,7 +77,7 @@ def known_keys() -> tuple[Key, ...]:
             tiers = field.default_factory()
         elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             keys += [Key(field.name, f.name, f.type, f.default) for f in msgspec.structs.fields(field.type)]
-        elif field.name != "models":
+        elif field.name not in {"models", "peers"}:
             keys.append(Key("", field.name, field.type, field.default))
     for name, tier in tiers.items():
         for f in msgspec.structs.fields(Tier):
@@ -94,6 +101,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
         document = {}
 
     models = _models(document.pop("models", {}), environ.get(ENGINE_VARIABLE, ""), faults)
+    peers = _peers(document, faults)
     values = _from_document(document, keys, faults) | _from_environment(environ, keys, faults)
     by_table: dict[str, dict[str, Any]] = {}
     for key in keys:
@@ -103,7 +111,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     top["data_dir"] = _data_dir(top["data_dir"], environ, faults)
     tiers = {name: Tier(name=name, **by_table.pop(f"tiers.{name}")) for name in TierName}
     tables = {f.name: f.type(**by_table[f.name]) for f in msgspec.structs.fields(Config) if f.name in by_table}
-    config = Config(**top, **tables, models=models, tiers=tiers)
+    config = Config(**top, **tables, models=models, peers=peers, tiers=tiers)
     variables = {key.label: key.variable for key in keys}
     for label, fault in broken_rules(config, faults.doubtful):
         faults.add(f"{label} ({variables[label]})" if label in variables else label, fault)
@@ -149,8 +157,12 @@ def _from_document(document: dict[str, Any], keys: Iterable[Key], faults: Faults
         try:
             values[table, name] = parse_value(value, key.type)
         except UnusableValue as error:
-            faults.add(key.label, f"must be {error}, not {shown(value)}", doubtful=key.label)
+            faults.add(key.label, f"must be {error}, not {_shown(value, key)}", doubtful=key.label)
     return values
+
+
+def _shown(value: Any, key: Key) -> str:
+    return "what it is" if key.secret else shown(value)
 
 
 def _leaves(table: dict[str, Any], path: str, tables: set[str]) -> Iterator[tuple[str, str, Any]]:
@@ -190,7 +202,7 @@ def _from_environment(environ: Mapping[str, str], keys: Iterable[Key], faults: F
             try:
                 values[key.table, key.name] = parse_text(text.strip(), key.type)
             except UnusableValue as error:
-                faults.add(variable, f"must be {error}, not {shown(text)}", doubtful=key.label)
+                faults.add(variable, f"must be {error}, not {_shown(text, key)}", doubtful=key.label)
     return values
 
 
@@ -222,6 +234,24 @@ def _model(name: str, table: Any, faults: Faults) -> ModelConfig | None:
     if "engine" not in table:
         faults.add(f"[{name}]", "the key `engine` is missing")
     return ModelConfig(**values) if "engine" in values else None
+
+
+def _peers(document: dict[str, Any], faults: Faults) -> dict[str, PeerConfig]:
+    """``[regions.<name>]`` of the file; taken out of the document, so that keys of ``[regions]`` itself stay."""
+    regions = document.get("regions")
+    if not isinstance(regions, dict):
+        return {}
+    tables = {name: table for name, table in regions.items() if isinstance(table, dict)}
+    document["regions"] = {name: value for name, value in regions.items() if name not in tables}
+    peers: dict[str, PeerConfig] = {}
+    for name, table in tables.items():
+        label = f"regions.{name}"
+        before = len(faults.problems)
+        keys = [Key(label, f.name, f.type, f.default) for f in msgspec.structs.fields(PeerConfig)]
+        values = {key: value for (_, key), value in _from_document({label: table}, keys, faults).items()}
+        if len(faults.problems) == before:
+            peers[name] = PeerConfig(**values)
+    return peers
 
 
 def _data_dir(value: Any, environ: Mapping[str, str], faults: Faults) -> Path:

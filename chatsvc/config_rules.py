@@ -25,6 +25,8 @@ _BASE_PATH: Final = re.compile(r"/(?:[A-Za-z0-9._~-]+/)*")
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@ -]{0,79}")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _ENGINES: Final = ("auto", "vllm", "transformers", "openai", "scripted")
+_LEAST_SECRET_CHARS: Final = 32
+_HOW_TO_MAKE_ONE: Final = "`openssl rand -hex 32` makes one, to be given to every region"
 _LEASE_BEATS: Final = 2
 """A lease must outlive one lost sign of life."""
 
@@ -169,6 +171,32 @@ def _engine_fault(url: str) -> str | None:
     return None
 
 
+def _regions(config: Config) -> Faults:
+    secret = config.regions.secret
+    if config.peers and not secret:
+        yield "[regions] secret", f"must be set where other regions are: {_HOW_TO_MAKE_ONE}"
+    elif secret and len(secret) < _LEAST_SECRET_CHARS:
+        yield "[regions] secret", f"must have at least {_LEAST_SECRET_CHARS} characters: {_HOW_TO_MAKE_ONE}"
+    for name, peer in config.peers.items():
+        label = f"[regions.{name}]"
+        if not REGION_PATTERN.fullmatch(name):
+            yield label, 'a region\'s name must be 1–32 of a–z, 0–9 and "-"'
+        if name == config.region:
+            yield label, "this is the region that this server is in (CHATSVC_REGION); name the others only"
+        if bool(peer.url) == bool(peer.urls):
+            yield label, "must have one of the keys `url` and `urls`"
+        for url in peer.replicas:
+            if fault := _url_fault(url, ("http", "https")) or _peer_fault(url):
+                yield f"{label} {'urls' if peer.urls else 'url'}", fault
+
+
+def _peer_fault(url: str) -> str | None:
+    parts = urlsplit(url)
+    if not parts.hostname or parts.username is not None or "?" in url or "#" in url or not url.isascii():
+        return "must be an address such as https://chat-us.example/, without user, query or fragment"
+    return None if _BASE_PATH.fullmatch(f"{parts.path.rstrip('/')}/") else "must end with the base path of that region"
+
+
 def _quoted(names: list[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
@@ -184,4 +212,5 @@ RULES: Final[tuple[tuple[Callable[[Config], Faults], tuple[str, ...]], ...]] = (
     (_urls, ()),
     (_lease, ("[lease] ttl_s", "[lease] renew_s")),
     (_models, ()),
+    (_regions, ("region", "[regions] secret")),
 )

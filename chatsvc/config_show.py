@@ -19,11 +19,11 @@ import msgspec
 
 import chatsvc.config
 import chatsvc.limits
-from chatsvc.config import Config, ModelConfig
-from chatsvc.config_load import CONFIG_VARIABLE, ENGINE_VARIABLE, Key, known_keys
+from chatsvc.config import Config, ModelConfig, PeerConfig
+from chatsvc.config_load import CONFIG_VARIABLE, ENGINE_VARIABLE, SECRET_KEYS, Key, known_keys
 from chatsvc.config_values import in_words
 from chatsvc.limits import Tier
-from chatsvc.logs import mask_secrets
+from chatsvc.logs import MASK, mask_secrets
 
 _INTRODUCTION: Final = f"""\
 # Configuration
@@ -80,7 +80,7 @@ def effective(config: Config) -> str:
         lines += ["", f"[{table}]"] if table else []
         for name, value in values:
             # TOML has no null: a key without a value is shown as one would leave it out.
-            lines.append(f"# {name} is not set" if value is None else f"{name} = {_toml(value)}")
+            lines.append(f"# {name} is not set" if value is None else f"{name} = {_shown(table, name, value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -94,9 +94,11 @@ def reference() -> str:
         summary = documented[owner.__name__] if owner not in (Tier, Config) else ""
         parts += [f"## `[{table}]`\n" if table else "## At the top of the file\n", *_sentence(summary)]
         parts.append(_rows(keys, {key.name: documented[f"{owner.__name__}.{key.name}"] for key in keys}))
-    keys = [Key("models.<name>", f.name, f.type, f.default) for f in msgspec.structs.fields(ModelConfig)]
-    parts += ["## `[models.<name>]`\n", *_sentence(documented["ModelConfig"])]
-    parts.append(_rows(keys, {key.name: documented[f"ModelConfig.{key.name}"] for key in keys}, variables=False))
+    for table, named in (("regions.<name>", PeerConfig), ("models.<name>", ModelConfig)):
+        keys = [Key(table, f.name, f.type, f.default) for f in msgspec.structs.fields(named)]
+        parts += [f"## `[{table}]`\n", *_sentence(documented[named.__name__])]
+        meanings = {key.name: documented[f"{named.__name__}.{key.name}"] for key in keys}
+        parts.append(_rows(keys, meanings, variables=False))
     parts.append("## Variables that are no keys of the file\n\n| variable | meaning |\n|---|---|")
     parts += [f"| `{name}` | {meaning} |" for name, meaning in _VARIABLES_ONLY]
     return "\n".join(parts) + "\n"
@@ -108,11 +110,15 @@ def _tables(config: Config) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     for name, value in fields.items():
         if isinstance(value, msgspec.Struct):
             yield name, list(msgspec.structs.asdict(value).items())
-    for group in ("models", "tiers"):
-        for name, value in fields[group].items():
+    for group, field in (("regions", "peers"), ("models", "models"), ("tiers", "tiers")):
+        for name, value in fields[field].items():
             bare = re.fullmatch(r"[A-Za-z0-9_-]+", name)
             items = msgspec.structs.asdict(value).items()
             yield f"{group}.{name if bare else json.dumps(name)}", [item for item in items if item[0] != "name"]
+
+
+def _shown(table: str, name: str, value: Any) -> str:
+    return _toml(MASK if value and (table, name) in SECRET_KEYS else value)
 
 
 def _toml(value: Any) -> str:

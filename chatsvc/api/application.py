@@ -11,7 +11,7 @@ from litestar.di import Provide
 from litestar.types import ControllerRouterHandler
 
 from chatsvc.api.asgi import ASGIApp
-from chatsvc.api.auth import Authenticator, create_authenticator
+from chatsvc.api.auth import Authenticator, caller_of, create_authenticator
 from chatsvc.api.conversations import ConversationController, MessageController
 from chatsvc.api.door import Door
 from chatsvc.api.errors import HANDLERS
@@ -19,6 +19,7 @@ from chatsvc.api.health import health_routes
 from chatsvc.api.metrics import create_registry
 from chatsvc.api.openapi import complete, openapi_config
 from chatsvc.api.page import load_assets, page_routes
+from chatsvc.api.regions import create_regions
 from chatsvc.api.responses import MeController, ResponseController
 from chatsvc.api.sse import Streams
 from chatsvc.api.stream import ResponseStream
@@ -54,7 +55,8 @@ async def create_api(
         ttl_s=config.stream.token_ttl_s,
         base_path=base_path,
     )
-    registry = create_registry(scheduler, hub)
+    regions = create_regions(config, clock=clock, store=store, streams=streams, authenticator=authenticator)
+    registry = create_registry(scheduler, hub, None if regions is None else regions.requests)
     handlers: list[ControllerRouterHandler] = [
         *health_routes(scheduler, registry, {"postgres": store.ping, "redis": log.ping})
     ]
@@ -83,6 +85,7 @@ async def create_api(
     return Door(
         framework,
         stream,
+        regions,
         base_path=base_path,
         only_local_names=config.auth.mode is AuthMode.NONE
         and not config.auth.allow_public_without_auth
@@ -100,8 +103,7 @@ def _provide(value: T) -> Provide:
 
 def _principal(authenticator: Authenticator) -> Any:
     def principal(request: Request[Any, Any, Any]) -> Principal:
-        client = request.scope.get("client")
-        return authenticator.authenticate(client[0] if client else None, request.scope["headers"])
+        return caller_of(authenticator, request.scope)
 
     return principal
 

@@ -1,6 +1,6 @@
 """The outermost layer: what is checked before any route, and what is added to every answer.
 
-    base path ─▶ request id ─▶ is this browser allowed here? ─▶ the stream route, or the framework
+    base path ─▶ request id ─▶ is this browser allowed here? ─▶ another region's? ─▶ the stream route, or the framework
 
 A browser carries the user's cookies and network position to every site it is told to, so a request that writes must
 come from our own page (or from no browser at all), and a server without authentication answers to no foreign host
@@ -37,6 +37,21 @@ class StreamRoute(Protocol):
         ...
 
 
+class RegionRoute(Protocol):
+    """Sees to requests of other regions, and for them."""
+
+    def admit(self, path: str, scope: Scope) -> Scope:
+        """The request with whom another region vouches for in it, if one passed it on. Raises ``NotAuthenticated``."""
+        ...
+
+    async def forward(self, path: str, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer from the region whose reply is meant; False when the request is to be answered here.
+
+        Raises ``ChatError`` only before it has sent anything.
+        """
+        ...
+
+
 class UnsupportedMediaType(InvalidInput):
     """A body that is not declared as JSON; browsers let foreign sites send the other types without asking."""
 
@@ -56,9 +71,18 @@ class MethodNotAllowed(InvalidInput):
 class Door:
     """ASGI application around the framework's."""
 
-    def __init__(self, app: ASGIApp, stream: StreamRoute, *, base_path: str, only_local_names: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        stream: StreamRoute,
+        regions: RegionRoute | None = None,
+        *,
+        base_path: str,
+        only_local_names: bool,
+    ) -> None:
         self._app = app
         self._stream = stream
+        self._regions = regions
         self._base = base_path.rstrip("/")
         self._only_local_names = only_local_names
 
@@ -77,9 +101,13 @@ class Door:
                     _check_origin(headers)
                     _check_media_type(headers)
                 match = _STREAM.fullmatch(path)
+                if match and scope["method"] != "GET":
+                    raise MethodNotAllowed("A stream is read with GET.")
+                if self._regions is not None:
+                    scope = self._regions.admit(path, scope)
+                    if await self._regions.forward(path, scope, receive, send):
+                        return
                 if match:
-                    if scope["method"] != "GET":
-                        raise MethodNotAllowed("A stream is read with GET.")
                     await self._stream(match.group(1), scope, receive, send)
                     return
             except ChatError as error:

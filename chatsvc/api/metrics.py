@@ -5,7 +5,7 @@ Names start with ``chatsvc_``; nothing here has a user, a conversation or a text
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,14 +16,16 @@ from chatsvc.streamlog.hub import Hub
 
 
 class _PartsCollector(Collector):
-    def __init__(self, scheduler: Scheduler, hub: Hub) -> None:
+    def __init__(self, scheduler: Scheduler, hub: Hub, regional: Mapping[tuple[str, str], int]) -> None:
         self._scheduler = scheduler
         self._hub = hub
+        self._regional = regional
 
     def collect(self) -> Iterable[Metric]:
         yield from self._runs()
         yield from self._readers()
         yield from self._engine_loads()
+        yield from self._regions()
 
     def _runs(self) -> Iterator[Metric]:
         dispatcher = self._scheduler.dispatcher
@@ -45,6 +47,14 @@ class _PartsCollector(Collector):
         yield CounterMetricFamily("chatsvc_stream_deliveries", "Events handed to readers.", hub.delivered)
         yield CounterMetricFamily("chatsvc_streams_cut", "Readers cut for being too slow.", hub.cut)
 
+    def _regions(self) -> Iterator[Metric]:
+        asked = CounterMetricFamily(
+            "chatsvc_region_requests", "Requests for replies of other regions.", labels=["region", "outcome"]
+        )
+        for labels, count in self._regional.items():
+            asked.add_metric(labels, count)
+        yield asked
+
     def _engine_loads(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("chatsvc_engine_running", "Sequences being generated.", labels=["model"])
         waiting = GaugeMetricFamily("chatsvc_engine_waiting", "Sequences in the engine's own queue.", labels=["model"])
@@ -60,8 +70,13 @@ class _PartsCollector(Collector):
         yield ready
 
 
-def create_registry(scheduler: Scheduler, hub: Hub) -> CollectorRegistry:
-    """A registry of our own: the library's global one is shared with every other user of it in the process."""
+def create_registry(
+    scheduler: Scheduler, hub: Hub, regional: Mapping[tuple[str, str], int] | None = None
+) -> CollectorRegistry:
+    """A registry of our own: the library's global one is shared with every other user of it in the process.
+
+    ``regional`` counts requests for other regions by region and outcome.
+    """
     registry = CollectorRegistry()
-    registry.register(_PartsCollector(scheduler, hub))
+    registry.register(_PartsCollector(scheduler, hub, {} if regional is None else regional))
     return registry

@@ -74,7 +74,7 @@ class Streams:
         """One tick: streams that were silent for a whole heartbeat get their line."""
         self.tick += 1
         for stream in self._open:
-            if self.tick - stream.pipe.tick >= _TICKS_PER_HEARTBEAT:
+            if stream.beats and self.tick - stream.pipe.tick >= _TICKS_PER_HEARTBEAT:
                 stream.pipe.write(PING)
 
     def close(self) -> None:
@@ -161,12 +161,14 @@ class _RelayedPipe:
 class Stream:
     """One answer being streamed."""
 
-    __slots__ = ("_early", "_send", "_streams", "pipe")
+    __slots__ = ("_early", "_send", "_streams", "beats", "pipe")
 
     def __init__(self, streams: Streams, send: _Send, pipe: _Pipe) -> None:
         self._streams = streams
         self._send = send
         self._early: list[bytes] | None = []
+        self.beats = True
+        """Heartbeats are written here, and not by who feeds the pipe."""
         self.pipe = pipe
 
     def push_passing(self, frame: bytes) -> None:
@@ -180,12 +182,26 @@ class Stream:
         """Answer with every event after ``cursor``. Returns at the end of the reply, or of the connection."""
         await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         early, self._early = self._early or [], None
-        await self._send({"type": "http.response.body", "body": retry_line() + b"".join(early), "more_body": True})
+        await self._carry(
+            retry_line() + b"".join(early), lambda: self._streams.resumer.follow(response_id, cursor, self.pipe)
+        )
+
+    async def relay(self, feed: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answer with what ``feed`` writes to the pipe: a whole stream made elsewhere, ``retry`` and heartbeats in it.
+
+        Returns when ``feed`` does, or when the client is gone.
+        """
+        self.beats = False  # between two writes there may be half an event
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await self._carry(b"", feed)
+
+    async def _carry(self, first: bytes, feed: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self._send({"type": "http.response.body", "body": first, "more_body": True})
         if self._streams.closing:
             self.pipe.close()
         self._streams.entered(self)
         try:
-            intact = await self.pipe.carry(self._streams.resumer.follow(response_id, cursor, self.pipe))
+            intact = await self.pipe.carry(feed())
         finally:
             self._streams.left(self)
         if intact:

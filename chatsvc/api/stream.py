@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 import structlog
 
 from chatsvc.api.asgi import Receive, Scope, Send
-from chatsvc.api.auth import Authenticator
+from chatsvc.api.auth import Authenticator, caller_of
 from chatsvc.api.conversations import plausible
 from chatsvc.api.sse import HEADERS, Streams, retry_line
 from chatsvc.api.stream_token import StreamTokens
@@ -77,7 +77,7 @@ class ResponseStream:
     async def __call__(self, response_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one reader. Raises ``ChatError`` before anything was sent."""
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        cursor = _cursor(scope, query)
+        cursor = cursor_of(scope, query)
         try:
             run = await self._run_for_caller(plausible(response_id, "response"), scope, query)
         except StoreUnavailable as error:
@@ -107,9 +107,8 @@ class ResponseStream:
         token = query.get("token", [""])[-1]
         if token and self._tokens.is_good(response_id, token):
             return (await self._store.runs.reply(response_id)).run
-        client = scope.get("client")
         try:
-            principal = self._authenticator.authenticate(client[0] if client else None, scope["headers"])
+            principal = caller_of(self._authenticator, scope)
         except NotAuthenticated as error:
             if token:
                 raise NotAuthenticated(
@@ -129,7 +128,7 @@ async def _put_off(send: Send) -> None:
 _NO_STORE: Final = [(b"cache-control", b"no-store")]
 
 
-def _cursor(scope: Scope, query: dict[str, list[str]]) -> int:
+def cursor_of(scope: Scope, query: dict[str, list[str]]) -> int:
     """The last seq the client has seen; 0 for none. The header wins: a reconnecting EventSource repeats the old query.
 
     Raises ``InvalidCursor`` for anything but ASCII digits.
