@@ -44,6 +44,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that run at the same time."""
     kv_tokens: int | None = None
     """Tokens that the KV cache holds, where known."""
+    temperature: float = 0.7
+    """What suits the model when a request names none."""
 
 
 def room(prompt: Prompt, sampling: Sampling, limits: EngineLimits) -> int:

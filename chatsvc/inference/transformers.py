@@ -19,7 +19,7 @@ from chatsvc.conversation import Role
 from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
-from chatsvc.inference.embedded_model import unpack_embedded_model
+from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
 from chatsvc.inference.loading import load_in_thread
 from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
@@ -75,7 +75,11 @@ class TransformersEngine(Engine):
         self._tokenizer = ChatTokenizer(batch.tokenizer)
         window = min(self._options.window or batch.window, batch.window, self._options.kv_tokens)
         self._limits = EngineLimits(
-            model=self._model, window=window, slots=self._options.slots, kv_tokens=self._options.kv_tokens
+            model=self._model,
+            window=window,
+            slots=self._options.slots,
+            kv_tokens=self._options.kv_tokens,
+            **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
         )
         progress(f"{self._model}: warming up")
         await self._warm_up()

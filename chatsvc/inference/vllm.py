@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
-from chatsvc.inference.embedded_model import unpack_embedded_model
+from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
 from chatsvc.inference.lifeline import Lifeline
 from chatsvc.inference.loading import load_in_thread
 from chatsvc.inference.pulse import Pulse
@@ -77,6 +77,7 @@ class VllmEngine(Engine):
             window=config.model_config.max_model_len,
             slots=config.scheduler_config.max_num_seqs,
             kv_tokens=blocks * block_size if blocks else None,
+            **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
         )
         # Asked for with the first request and kept; asked here, no request waits for it.
         await core.get_supported_tasks()

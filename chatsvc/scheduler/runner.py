@@ -41,7 +41,6 @@ PRIORITY: Final = {TierName.PRO: 0, TierName.PLUS: 1, TierName.FREE: 2}
 ENGINE_AWAY: Final = (EngineUnavailable, EngineFailed)
 MOST_ATTEMPTS: Final = 3
 """A run that found no working engine so often is failed: it may be what breaks them."""
-DEFAULT_TEMPERATURE: Final = 0.7
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_MOST_S: Final = 2.0
 
@@ -141,7 +140,7 @@ class Runner:
         window = engine.limits.window
         sampling = Sampling(
             max_tokens=reply_limit(prompt_tokens=prompt.tokens, window=window, requested=run.max_tokens),
-            temperature=DEFAULT_TEMPERATURE if run.temperature is None else run.temperature,
+            temperature=engine.limits.temperature if run.temperature is None else run.temperature,
         )
         progress.usage = Usage(prompt_tokens=prompt.tokens)
         output_tokens = 0
