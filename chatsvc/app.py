@@ -37,6 +37,7 @@ from chatsvc.inference.supervised import SupervisedEngine
 from chatsvc.scheduler import Scheduler
 from chatsvc.store import migrate, open_store
 from chatsvc.streamlog.hub import Hub
+from chatsvc.streamlog.presence import Presence
 from chatsvc.streamlog.redis import RedisLog
 from chatsvc.streamlog.resume import Resumer
 from chatsvc.streamlog.writer import LogWriter
@@ -148,6 +149,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     streams = Streams(resumer, heartbeat_s=config.stream.heartbeat_s, buffer_events=config.stream.buffer_events)
     await stack.enter_async_context(_running(resumer.run(), "resumer"))
     await stack.enter_async_context(_running(streams.run(), "heartbeats"))
+    await stack.enter_async_context(_running(Presence(hub).run(), "presence"))
     api = await create_api(
         config=config,
         store=store,

@@ -143,7 +143,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 DEFAULT_TIERS = (
-    Tier(name=TierName.FREE, weight=1, max_open_replies=3),
+    Tier(name=TierName.FREE, weight=1, max_open_replies=3, abandon_after_s=120),
     Tier(name=TierName.PLUS, weight=4, max_open_replies=3),
     Tier(name=TierName.PRO, weight=16, max_open_replies=3),
 )

@@ -24,6 +24,8 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Share of service relative to a user of weight 1."""
     max_open_replies: Annotated[int, msgspec.Meta(ge=1)]
     """Replies of one user that may be queued or streaming at the same time."""
+    abandon_after_s: Annotated[float, msgspec.Meta(ge=0)] = 0
+    """A reply that nobody has read for so many seconds is stopped; 0: never. ``background: true`` exempts a message."""
 
 
 class Principal(msgspec.Struct, frozen=True):

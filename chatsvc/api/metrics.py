@@ -35,6 +35,9 @@ class _PartsCollector(Collector):
         for (model, status), count in self._scheduler.ended.items():
             ended.add_metric([model, status], count)
         yield ended
+        yield CounterMetricFamily(
+            "chatsvc_runs_abandoned", "Replies stopped because nobody read them.", self._scheduler.abandoned
+        )
         tokens = CounterMetricFamily("chatsvc_tokens", "Tokens of ended replies.", labels=["model", "kind"])
         for (model, kind), count in self._scheduler.tokens.items():
             tokens.add_metric([model, kind], count)

@@ -111,6 +111,10 @@ class Dispatcher:
         """Run id and attempt of every run being worked on."""
         return {(active.run.id, active.run.attempt) for active in self._active.values()}
 
+    def actives(self) -> list[ActiveRun]:
+        """All runs being worked on."""
+        return list(self._active.values())
+
     def active(self, run_id: str) -> ActiveRun | None:
         """The run, if this process works on it."""
         return self._active.get(run_id)

@@ -18,6 +18,7 @@ from chatsvc.events import Queued
 from chatsvc.inference.base import Engine, EngineHealth
 from chatsvc.limits import Principal
 from chatsvc.run import Run, RunStatus
+from chatsvc.scheduler.abandon import Abandonment
 from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.dispatch import Dispatcher
@@ -97,6 +98,7 @@ class Scheduler:
             log_ttl_s=self._log_ttl_s,
             clock=clock,
         )
+        self._abandonment = Abandonment(log=log, dispatcher=self.dispatcher, tiers=config.tiers, clock=clock)
         self._submitter = Submitter(
             store=store,
             engines=engines,
@@ -169,6 +171,11 @@ class Scheduler:
         return self._runner.tokens
 
     @property
+    def abandoned(self) -> int:
+        """How many replies were stopped here because nobody read them."""
+        return self._abandonment.count
+
+    @property
     def draining(self) -> bool:
         """True from the moment the process began to shut down."""
         return self._draining
@@ -239,6 +246,7 @@ class Scheduler:
             tasks.create_task(self._watch_health(), name="engine health")
             tasks.create_task(self.dispatcher.run(), name="dispatch")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
+            tasks.create_task(self._abandonment.run(), name="abandoned replies")
             tasks.create_task(self._clear_temporary(), name="temporary conversations")
 
     async def aclose(self) -> None:

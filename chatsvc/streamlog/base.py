@@ -21,6 +21,8 @@ What an implementer owes:
 - **S10 away is said.** When the server cannot be reached a call raises ``LogUnavailable`` within its timeout. So does
   the first ``append`` after the connection broke, though it be whole again: the server may have come back with less
   than it acknowledged, and the writer has to look at ``position`` before it goes on.
+- **S11 presence.** ``note_read`` says that somebody reads these replies now; ``unread_s`` says how long ago that was
+  said last: None where it never was, where the mark was lost with the server, or is over an hour old.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 import msgspec
 
 from chatsvc.events import Entry
+
+READ_MARK_TTL_S: Final = 3600
+"""How long a mark of ``note_read`` is kept."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -73,7 +79,7 @@ class LogSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamLog(abc.ABC):
-    """See the module's docstring for what each method owes (S1–S10)."""
+    """See the module's docstring for what each method owes (S1–S11)."""
 
     @abc.abstractmethod
     async def open(self, response_id: str, attempt: int) -> int:
@@ -109,6 +115,14 @@ class StreamLog(abc.ABC):
     @abc.abstractmethod
     async def delete(self, response_ids: Sequence[str]) -> None:
         """Remove these logs now."""
+
+    @abc.abstractmethod
+    async def note_read(self, response_ids: Sequence[str]) -> None:
+        """Somebody reads these replies now (S11)."""
+
+    @abc.abstractmethod
+    async def unread_s(self, response_ids: Sequence[str]) -> Sequence[float | None]:
+        """Seconds since each was last noted as read (S11), in the order asked."""
 
     @abc.abstractmethod
     async def ping(self) -> None:

@@ -51,6 +51,7 @@ class Hub:
         self.cut = 0
         """Readers cut because they were too slow, ever."""
         self._channels: dict[str, _Channel] = {}
+        self._left: set[str] = set()
         self._held: dict[str, int] = {}
         self._more = asyncio.Event()
 
@@ -77,9 +78,11 @@ class Hub:
         channel = self._channels.get(response_id)
         return channel.subscriptions if channel else ()
 
-    def read_here(self) -> Collection[str]:
-        """Ids of all logs that somebody reads here."""
-        return self._channels.keys()
+    def take_read(self) -> set[str]:
+        """Ids of all logs that somebody reads here now, or read at any time since this was asked last."""
+        read = self._left | self._channels.keys()
+        self._left.clear()
+        return read
 
     def leave(self, subscription: Subscription) -> None:
         channel = self._channels.get(subscription.response_id)
@@ -89,6 +92,7 @@ class Hub:
         self.cut += subscription.cut
         if not channel.subscriptions:
             del self._channels[subscription.response_id]
+            self._left.add(subscription.response_id)
 
     def settle(self, subscription: Subscription, page: LogSlice) -> None:
         channel = self._channels.get(subscription.response_id)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from chatsvc.clock import Clock, SystemClock
 from chatsvc.events import Entry
-from chatsvc.streamlog.base import Append, AppendResult, Fenced, LogSlice, Position, StreamLog
+from chatsvc.streamlog.base import READ_MARK_TTL_S, Append, AppendResult, Fenced, LogSlice, Position, StreamLog
 
 _NOWHERE = Position(0, 0)
 
@@ -42,6 +42,7 @@ class MemoryLog(StreamLog):
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._logs: dict[str, _Log] = {}
+        self._read_at: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._woken = False
 
@@ -123,6 +124,16 @@ class MemoryLog(StreamLog):
     async def delete(self, response_ids: Sequence[str]) -> None:
         for response_id in response_ids:
             self._logs.pop(response_id, None)
+
+    async def note_read(self, response_ids: Sequence[str]) -> None:
+        now = self._clock.monotonic()
+        self._read_at = {rid: at for rid, at in self._read_at.items() if now - at < READ_MARK_TTL_S}
+        self._read_at |= dict.fromkeys(response_ids, now)
+
+    async def unread_s(self, response_ids: Sequence[str]) -> Sequence[float | None]:
+        now = self._clock.monotonic()
+        ages = [now - self._read_at[rid] if rid in self._read_at else None for rid in response_ids]
+        return [age if age is not None and age < READ_MARK_TTL_S else None for age in ages]
 
     async def ping(self) -> None:
         return

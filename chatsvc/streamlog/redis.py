@@ -24,7 +24,7 @@ import hiredis
 
 from chatsvc.errors import LogUnavailable
 from chatsvc.events import MAX_SEQ, Entry
-from chatsvc.streamlog.base import Append, AppendResult, Fenced, LogSlice, Position, StreamLog
+from chatsvc.streamlog.base import READ_MARK_TTL_S, Append, AppendResult, Fenced, LogSlice, Position, StreamLog
 from chatsvc.streamlog.redis_wire import Address, Lane, arguments, pack
 
 _NOWHERE: Final = Position(0, 0)
@@ -266,12 +266,25 @@ class RedisLog(StreamLog):
 
     async def delete(self, response_ids: Sequence[str]) -> None:
         await self._each([_command(b"UNLINK", self._key(rid)) for rid in response_ids])
+        await self._each([pack(b"UNLINK", self._mark(rid)) for rid in response_ids])
         self._forget(response_ids)
 
     async def _each(self, commands: Sequence[bytes]) -> None:
         if commands:
             for reply in await self._reads.call(b"".join(commands), len(commands)):
                 _checked(reply)
+
+    async def note_read(self, response_ids: Sequence[str]) -> None:
+        ttl = b"%d" % (READ_MARK_TTL_S * 1000)
+        await self._each([pack(b"SET", self._mark(rid), b"1", b"PX", ttl) for rid in response_ids])
+
+    async def unread_s(self, response_ids: Sequence[str]) -> Sequence[float | None]:
+        if not response_ids:
+            return []
+        # How long a mark still lives tells how old it is, by one clock: the server's.
+        commands = [pack(b"PTTL", self._mark(rid)) for rid in response_ids]
+        left = [_checked(reply) for reply in await self._reads.call(b"".join(commands), len(commands))]
+        return [READ_MARK_TTL_S - ms / 1000 if ms >= 0 else None for ms in left]
 
     async def ping(self) -> None:
         (reply,) = await self._reads.call(pack(b"PING"), 1)
@@ -283,6 +296,11 @@ class RedisLog(StreamLog):
             await asyncio.gather(self._waking, return_exceptions=True)
         for lane in (self._writes, self._reads, self._tails):
             lane.close()
+
+    def _mark(self, response_id: str) -> bytes:
+        """The key of the mark that somebody reads this reply, in its log's partition."""
+        raw = response_id.encode()
+        return b"read:{p%02d}:%b" % (zlib.crc32(raw) % self._partitions, raw)
 
     def _key(self, response_id: str) -> bytes:
         """The key as a packed argument."""

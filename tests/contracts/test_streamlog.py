@@ -1,4 +1,4 @@
-"""The contract of a stream log, S1-S10, over every backend."""
+"""The contract of a stream log, S1-S11, over every backend."""
 
 import asyncio
 import ssl
@@ -532,3 +532,19 @@ async def test_redis_sees_three_connections_whatever_happens(redis_url):
         with redis.Redis.from_url(redis_url) as admin:
             assert len(admin.client_list()) - 1 == 3
     await log.aclose()
+
+
+async def test_s11_a_note_of_readers_is_seen_by_every_process_and_grows_old(make_log):
+    here, there = make_log(), make_log()
+    assert await there.unread_s([A, B]) == [None, None]
+    await here.note_read([A])
+    first, never = await there.unread_s([A, B])
+    assert 0 <= first < 5
+    assert never is None
+    async with asyncio.timeout(5):
+        while (await there.unread_s([A]))[0] <= first:
+            await asyncio.sleep(0.002)
+    await there.delete([A])
+    assert (await here.unread_s([])) == []
+    await here.aclose()
+    await there.aclose()
