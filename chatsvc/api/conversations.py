@@ -50,7 +50,7 @@ class ConversationController(Controller):
     return_dto = None
     tags = ("conversations",)
 
-    @post(summary="Make a conversation")
+    @post(operation_id="createConversation", summary="Make a conversation")
     async def create(
         self, data: CreateConversation, principal: Principal, store: Store, scheduler: Scheduler
     ) -> ConversationOut:
@@ -65,7 +65,7 @@ class ConversationController(Controller):
         )
         return conversation_out(await store.conversations.create(principal, new))
 
-    @get(summary="List conversations")
+    @get(operation_id="listConversations", summary="List conversations")
     async def list(
         self, principal: Principal, store: Store, limit: Limit = 30, cursor: Cursor = None
     ) -> Page[ConversationOut]:
@@ -73,7 +73,7 @@ class ConversationController(Controller):
         page = await store.conversations.list(principal.user_id, cursor=cursor, limit=limit)
         return Page([conversation_out(conversation) for conversation in page.items], page.next_cursor)
 
-    @get("/{conversation_id:str}", summary="Read a conversation")
+    @get("/{conversation_id:str}", operation_id="getConversation", summary="Read a conversation")
     async def read(
         self, conversation_id: str, principal: Principal, store: Store, tokens: StreamTokens
     ) -> ConversationTree:
@@ -83,7 +83,7 @@ class ConversationController(Controller):
         )
         return tree_out(conversation, messages, tokens.url)
 
-    @get("/{conversation_id:str}/messages", summary="Read one branch")
+    @get("/{conversation_id:str}/messages", operation_id="listBranch", summary="Read one branch")
     async def branch(
         self,
         conversation_id: str,
@@ -100,7 +100,7 @@ class ConversationController(Controller):
         )
         return Page([message_out(message, tokens.url) for message in page.items], page.next_cursor)
 
-    @patch("/{conversation_id:str}", summary="Change a conversation")
+    @patch("/{conversation_id:str}", operation_id="updateConversation", summary="Change a conversation")
     async def change(
         self, conversation_id: str, data: PatchConversation, principal: Principal, store: Store, scheduler: Scheduler
     ) -> ConversationOut:
@@ -116,12 +116,12 @@ class ConversationController(Controller):
         conversation_id = plausible(conversation_id, "conversation")
         return conversation_out(await store.conversations.update(principal.user_id, conversation_id, changes))
 
-    @delete("/{conversation_id:str}", summary="Delete a conversation")
+    @delete("/{conversation_id:str}", operation_id="deleteConversation", summary="Delete a conversation")
     async def remove(self, conversation_id: str, principal: Principal, scheduler: Scheduler) -> None:
         """Delete it with all its messages, replies and logs. What is still being written is cut off."""
         await scheduler.delete_conversation(principal.user_id, plausible(conversation_id, "conversation"))
 
-    @post("/{conversation_id:str}/messages", status_code=202, summary="Send a message")
+    @post("/{conversation_id:str}/messages", status_code=202, operation_id="sendMessage", summary="Send a message")
     async def send(
         self,
         conversation_id: str,
@@ -155,7 +155,7 @@ class MessageController(Controller):
     return_dto = None
     tags = ("messages",)
 
-    @post("/{message_id:str}/responses", status_code=202, summary="Answer a message again")
+    @post("/{message_id:str}/responses", status_code=202, operation_id="answerAgain", summary="Answer a message again")
     async def answer_again(
         self,
         message_id: str,

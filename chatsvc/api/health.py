@@ -51,16 +51,23 @@ def health_routes(
 ) -> list[HTTPRouteHandler]:
     """The three routes."""
 
-    @get("/healthz", summary="Is the process alive", tags=("operation",), sync_to_thread=False)
+    @get("/healthz", operation_id="healthz", summary="Is the process alive", tags=("operation",), sync_to_thread=False)
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @get("/readyz", summary="Would new work be taken here", tags=("operation",))
+    @get("/readyz", operation_id="readyz", summary="Would new work be taken here", tags=("operation",))
     async def readyz() -> Response[ReadyOut]:
         ready = await readiness(scheduler, parts)
         return Response(ready, status_code=200 if ready.ready else 503, headers={"cache-control": "no-store"})
 
-    @get("/metrics", summary="Prometheus metrics", tags=("operation",), sync_to_thread=False)
+    @get(
+        "/metrics",
+        operation_id="metrics",
+        summary="Prometheus metrics",
+        tags=("operation",),
+        media_type="text/plain",
+        sync_to_thread=False,
+    )
     def metrics() -> Response[bytes]:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

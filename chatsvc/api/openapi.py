@@ -24,6 +24,7 @@ from litestar.openapi.spec import (
 )
 
 from chatsvc import __version__
+from chatsvc.api.openapi_examples import ANSWERS
 
 STREAM_PATH: Final = "/v1/responses/{response_id}/stream"
 
@@ -85,14 +86,22 @@ def complete(app: Litestar, base_path: str) -> None:
             if operation is not None:
                 operation.responses = {**(operation.responses or {}), "default": problem}
                 operation.responses.pop("400", None)
+                _show_answer(operation)
     paths[STREAM_PATH] = PathItem(get=_stream_operation(problem))
+
+
+def _show_answer(operation: Operation) -> None:
+    for status, answer in (operation.responses or {}).items():
+        if status.startswith("2") and isinstance(answer, OpenAPIResponse) and operation.operation_id in ANSWERS:
+            for media_type in (answer.content or {}).values():
+                media_type.example = ANSWERS[operation.operation_id]
 
 
 def _stream_operation(problem: OpenAPIResponse) -> Operation:
     text = Schema(type=OpenAPIType.STRING)
     digits = Schema(type=OpenAPIType.STRING, pattern="^[0-9]*$", examples=["4"])
     return Operation(
-        operation_id="StreamResponse",
+        operation_id="streamResponse",
         tags=["responses"],
         summary="Stream a reply",
         description=_STREAM_DESCRIPTION,

@@ -34,7 +34,7 @@ class ResponseController(Controller):
     path = "/v1/responses"
     tags = ("responses",)
 
-    @get("/{response_id:str}", summary="Read a reply's state")
+    @get("/{response_id:str}", operation_id="getResponse", summary="Read a reply's state")
     async def read(
         self, response_id: str, principal: Principal, store: Store, scheduler: Scheduler, tokens: StreamTokens
     ) -> ResponseOut:
@@ -42,7 +42,7 @@ class ResponseController(Controller):
         run = await store.runs.get(principal.user_id, plausible(response_id, "response"))
         return response_out(run, await scheduler.position(run), tokens.url)
 
-    @post("/{response_id:str}/stop", status_code=202, summary="Stop a reply")
+    @post("/{response_id:str}/stop", status_code=202, operation_id="stopResponse", summary="Stop a reply")
     async def stop(self, response_id: str, principal: Principal, scheduler: Scheduler) -> StopOut:
         """Stop generating and keep the text. Idempotent; a reply that has ended stays as it is."""
         return StopOut((await scheduler.stop(principal.user_id, plausible(response_id, "response"))).status)
@@ -54,7 +54,7 @@ class MeController(Controller):
     path = "/v1/me"
     tags = ("me",)
 
-    @get(summary="Who am I, and what is left")
+    @get(operation_id="getMe", summary="Who am I, and what is left")
     async def me(self, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
         """The caller, their tier, what they used in the last day, and what they may still start."""
         since = clock.now() - USAGE_PERIOD

@@ -239,3 +239,47 @@ async def test_a_base_path_moves_everything(start_server, client):
     assert '<base href="/chat/">' in (await client.get(f"{root}/chat/")).text
     assert (await client.get(f"{root}/v1/me", headers=api.headers)).status_code == httpx.codes.NOT_FOUND
     assert (await client.get(f"{root}/healthz")).status_code == 200
+
+
+def members(value):
+    """The names in a document, at every depth; of lists the first entry's."""
+    if isinstance(value, dict):
+        return {name: members(inner) for name, inner in value.items() if name != "checks"}
+    if isinstance(value, list):
+        return [members(value[0])] if value else []
+    return None
+
+
+async def test_the_examples_in_the_schema_have_the_members_of_real_answers(api):
+    schema = (await api.call("GET", "/schema")).json()
+    examples = {}
+    for path in schema["paths"].values():
+        for operation in path.values():
+            for status, answer in operation["responses"].items():
+                if status.startswith("2") and "application/json" in answer.get("content", {}):
+                    examples[operation["operationId"]] = answer["content"]["application/json"]["example"]
+    made = await api.call("POST", "/v1/conversations", json={})
+    reply = await api.start("Hello.", conversation_id=made.json()["id"])
+    conversation = f"/v1/conversations/{reply['conversation_id']}"
+    response = f"/v1/responses/{reply['response_id']}"
+    sent = await api.send(await api.conversation())
+    answers = {
+        "createConversation": made,
+        "sendMessage": sent,
+        "getMe": await api.call("GET", "/v1/me"),
+        "listConversations": await api.call("GET", "/v1/conversations"),
+        "getConversation": await api.call("GET", conversation),
+        "listBranch": await api.call("GET", conversation + "/messages"),
+        "updateConversation": await api.call("PATCH", conversation, json={"pinned": True}),
+        "stopResponse": await api.call("POST", response + "/stop"),
+        "getResponse": await api.call("GET", response),
+        "answerAgain": await api.call(
+            "POST", f"/v1/messages/{reply['user_message_id']}/responses", json={"client_msg_id": "again"}
+        ),
+        "healthz": await api.call("GET", "/healthz"),
+        "readyz": await api.call("GET", "/readyz"),
+    }
+    assert set(answers) == set(examples)
+    for name, answer in answers.items():
+        assert answer.is_success, (name, answer.text)
+        assert members(answer.json()) == members(examples[name]), name

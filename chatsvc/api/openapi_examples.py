@@ -1,0 +1,101 @@
+"""Answers as they look, for the API's description: one example for each operation that answers with a body.
+
+The flow tests compare the members of these examples with those of real answers, so they cannot go stale.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+CONVERSATION_ID: Final = "conv_0199c1a2b3c47d5e8f708192a3b4c5d6"
+QUESTION_ID: Final = "msg_0199c1a2b3c57d5e8f708192a3b4c5d6"
+REPLY_ID: Final = "msg_0199c1a2b3c67d5e8f708192a3b4c5d6"
+RESPONSE_ID: Final = "resp_local_0199c1a2b3c77d5e8f708192a3b4c5d6"
+STREAM_URL: Final = f"/v1/responses/{RESPONSE_ID}/stream?token=AGsM60CcRnR9kxn_zgB7801ePDaR"
+_MADE: Final = "2026-01-01T12:00:00.000000Z"
+
+_conversation: Final[dict[str, Any]] = {
+    "id": CONVERSATION_ID,
+    "title": "What is the capital of France?",
+    "system_prompt": None,
+    "model": None,
+    "head_message_id": REPLY_ID,
+    "pinned": False,
+    "temporary": False,
+    "created_at": _MADE,
+    "updated_at": _MADE,
+}
+_question: Final[dict[str, Any]] = {
+    "id": QUESTION_ID,
+    "parent_id": None,
+    "role": "user",
+    "content": "What is the capital of France?",
+    "status": "complete",
+    "model": None,
+    "response_id": None,
+    "finish_reason": None,
+    "error_code": None,
+    "tokens": 7,
+    "created_at": _MADE,
+    "stream_url": None,
+}
+_reply: Final[dict[str, Any]] = {
+    **_question,
+    "id": REPLY_ID,
+    "parent_id": QUESTION_ID,
+    "role": "assistant",
+    "content": "",
+    "status": "streaming",
+    "model": "SmolLM2-135M-Instruct",
+    "response_id": RESPONSE_ID,
+    "tokens": None,
+    "stream_url": STREAM_URL,
+}
+_accepted: Final[dict[str, Any]] = {
+    "message_id": REPLY_ID,
+    "user_message_id": QUESTION_ID,
+    "response_id": RESPONSE_ID,
+    "stream_url": STREAM_URL,
+    "status": "queued",
+    "queue_position": 1,
+}
+
+ANSWERS: Final[dict[str, Any]] = {
+    "createConversation": {**_conversation, "title": None, "head_message_id": None},
+    "listConversations": {"data": [_conversation], "next_cursor": None},
+    "getConversation": {**_conversation, "messages": [_question, _reply]},
+    "listBranch": {"data": [_reply, _question], "next_cursor": None},
+    "updateConversation": {**_conversation, "pinned": True},
+    "sendMessage": _accepted,
+    "answerAgain": _accepted,
+    "getResponse": {
+        "id": RESPONSE_ID,
+        "conversation_id": CONVERSATION_ID,
+        "user_message_id": QUESTION_ID,
+        "message_id": REPLY_ID,
+        "model": "SmolLM2-135M-Instruct",
+        "tier": "free",
+        "status": "complete",
+        "queue_position": None,
+        "eta_s": None,
+        "finish_reason": "stop",
+        "error": None,
+        "usage": {"prompt_tokens": 37, "cached_tokens": 0, "output_tokens": 8},
+        "created_at": _MADE,
+        "started_at": _MADE,
+        "ended_at": _MADE,
+        "stream_url": STREAM_URL,
+    },
+    "stopResponse": {"status": "streaming"},
+    "getMe": {
+        "user": {"id": "ada"},
+        "tier": "free",
+        "usage": {"since": _MADE, "prompt_tokens": 1200, "cached_tokens": 800, "output_tokens": 950},
+        "quota": {
+            "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID]},
+            "refills_at": None,
+        },
+    },
+    "healthz": {"status": "ok"},
+    "readyz": {"ready": True, "checks": {"postgres": "ok", "redis": "ok", "engine SmolLM2-135M-Instruct": "ok"}},
+}
