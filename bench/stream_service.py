@@ -151,22 +151,21 @@ async def measure_service(replies: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def service_table(rows: list[dict[str, Any]]) -> str:
-    columns = (
-        "replies",
-        "events/s",
-        "events per CPU-second",
-        "CPU: API, Postgres, Valkey",
-        "POST p50, p99 ms",
-        "first delta p50, p99 ms",
-        "RSS, all, MB",
-    )
-    lines = [f"| {' | '.join(columns)} |", "|---:|---:|---:|---|---|---|---:|"]
-    lines += [
-        f"| {row['open']:,} | {row['delivered_per_s']:,.0f} | {row['events_per_cpu_s']:,.0f} "
-        f"| {', '.join(format(row['cpu'][role], '.2f') for role in ('api', 'postgres', 'valkey'))} "
+SERVICE_COLUMNS = (
+    "replies",
+    "events/s",
+    "events per CPU-second",
+    "CPU: API, Postgres, Valkey",
+    "POST p50, p99 ms",
+    "first delta p50, p99 ms",
+    "RSS, all, MB",
+)
+
+
+def service_line(row: dict[str, Any]) -> str:
+    cpu = ", ".join(format(row["cpu"][role], ".2f") for role in ("api", "postgres", "valkey"))
+    return (
+        f"| {row['open']:,} | {row['delivered_per_s']:,.0f} | {row['events_per_cpu_s']:,.0f} | {cpu} "
         f"| {row['post_p50_ms']:.0f}, {row['post_p99_ms']:.0f} "
         f"| {row['first_delta_p50_ms']:.0f}, {row['first_delta_p99_ms']:.0f} | {row['rss_mb']:.0f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    )

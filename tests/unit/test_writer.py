@@ -564,6 +564,7 @@ async def test_a_fenced_reply_is_given_up_and_the_others_go_on(make_writer, log,
         reply.event(DONE)
         assert not await reply.flush(5)
         await reply.close(600)
+    assert reply.text == "stale"
     assert logged(log) == []
     assert log._logs[A].expires_at is None
     assert text_in(log, B) == "fresh"
