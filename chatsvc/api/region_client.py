@@ -77,13 +77,15 @@ class Answer:
 
     async def _feed(self, within_s: float) -> int:
         try:
-            async with _limit(within_s, "the connection fell silent"):
+            async with asyncio.timeout(within_s):
                 data = await self._reader.read(READ_BYTES)
             if not data:
                 raise ConnectionFailed("the connection was closed")
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise ConnectionFailed("what was answered is no HTTP") from error
+        except TimeoutError as error:
+            raise ConnectionFailed(f"the connection fell silent for {within_s:g} s") from error
         except OSError as error:
             raise ConnectionFailed(error.strerror or type(error).__name__) from error
         return len(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import tempfile
 import time
 from datetime import UTC, datetime, timedelta
@@ -318,6 +319,25 @@ async def test_a_reply_is_replicated_when_it_has_ended_and_not_before(home, away
     await read_to_the_end(home.client, home.stream_url(reply))
     await replicated(databases, reply)
     assert await away.message_of(reply) == await home.message_of(reply)
+
+
+async def test_a_server_that_shuts_down_lets_readers_of_another_region_go(home, away, regions):
+    reply = await home.start()
+
+    def stop_amid(seen):
+        if len(seen.text) > 20 and not stopping:
+            regions["us"].signal(signal.SIGTERM)
+            stopping.append(time.monotonic())
+        return False
+
+    stopping = []
+    seen = await read(away.client, away.stream_url(reply), cut=stop_amid)
+    assert seen.end is None
+    assert await asyncio.to_thread(regions["us"].stop) == 0
+    assert time.monotonic() - stopping[0] < 5
+    regions["us"].start()
+    await read(away.client, away.stream_url(reply), seen)
+    assert seen.text == (await home.message_of(reply))["content"]
 
 
 async def test_when_home_is_away_the_stored_message_is_served_once_it_was_replicated(
