@@ -18,7 +18,7 @@ from measure import Counted, free_port, percentile
 
 HERE = Path(__file__).parent
 TOKENS_PER_S = 20
-ENGINE = f"scripted:?tokens_per_s={TOKENS_PER_S}&tokens=20000&window=100000&slots=4000"
+ENGINE = f"scripted:?tokens_per_s={TOKENS_PER_S}&tokens=6000&window=100000&slots=4000"
 START_PATIENCE_S = 120.0
 POSTS_AT_ONCE = 16
 

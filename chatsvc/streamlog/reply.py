@@ -19,6 +19,8 @@ from chatsvc.streamlog.base import Append
 
 LOST_REASON: Final = "log_lost"
 _LAST_FLUSH_S: Final = 2.0
+_PIECES: Final = 256
+"""A text in a thousand small pieces takes ten times its size; so many pieces are joined."""
 _TEXT_EVENTS: Final = frozenset({Delta.name, Snapshot.name})
 
 
@@ -162,6 +164,8 @@ class ReplyWriter:
         if self._pending:
             text = "".join(self._pending)
             self._said.append(text)
+            if len(self._said) >= _PIECES:
+                self._said = ["".join(self._said)]
             self._pending.clear()
             self.pending_tokens = 0
             self._number(Delta(text=text))

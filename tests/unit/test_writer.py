@@ -239,6 +239,18 @@ async def test_a_run_nobody_has_claimed_can_be_ended(make_writer, log):
     assert [entry.attempt for entry in log._logs[A].entries] == [1]
 
 
+async def test_a_text_in_a_thousand_pieces_stays_whole(make_writer, log):
+    writer = make_writer(batch_ms=1)
+    async with running(writer.run()):
+        reply = await writer.open(A, 1)
+        for number in range(1000):
+            reply.delta(f"{number} ")
+            reply.event(CONTEXT)
+        assert reply.checkpoint() == (2000, reply.text)
+        assert await reply.flush(5)
+    assert text_in(log) == reply.text == "".join(f"{number} " for number in range(1000))
+
+
 async def test_nul_and_lone_surrogates_never_reach_the_log(make_writer, log):
     writer = make_writer()
     async with running(writer.run()):
