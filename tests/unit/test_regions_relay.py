@@ -13,6 +13,7 @@ from chatsvc.api.region_client import ConnectionFailed, RegionClient
 from chatsvc.api.region_peer import Peer, RegionUnreachable
 from chatsvc.api.region_relay import ClientGone, Progress, StreamRequest, relay, unless
 from chatsvc.api.region_trust import RegionTrust
+from chatsvc.api.sse import Streams
 from chatsvc.clock import SystemClock
 from chatsvc.streamlog.subscription import Overrun
 
@@ -372,6 +373,31 @@ async def test_an_answer_whose_head_does_not_end_is_given_up():
         with pytest.raises(ConnectionFailed, match="head does not end"):
             async with RegionClient().open("GET", replica.url + "/", {}):
                 pass
+
+
+async def test_no_heartbeat_of_ours_falls_into_an_event_that_is_being_passed_on():
+    streams = Streams(resumer=None, heartbeat_s=15, buffer_events=9)
+    sent, half_way, go_on = [], asyncio.Event(), asyncio.Event()
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+        if b"id: 1" in sent[-1]:
+            half_way.set()
+
+    async def feed():
+        stream.pipe.write(frame(1)[:9])
+        await go_on.wait()
+        stream.pipe.write(frame(1)[9:])
+
+    stream = streams.open({}, asyncio.Event().wait, send)
+    relaying = asyncio.create_task(stream.relay(feed))
+    async with asyncio.timeout(5):
+        await half_way.wait()
+        for _ in range(100):
+            streams.beat()
+        go_on.set()
+        await relaying
+    assert b"".join(sent) == frame(1)
 
 
 # --- where a stream stands ---
