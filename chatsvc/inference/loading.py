@@ -1,16 +1,24 @@
-"""Slow loads in a thread: they cannot be interrupted, so whoever stops waiting closes what they brought."""
+"""How engines with a model start: loaded in a thread, and warm before anyone waits for them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import TypeVar
+
+from chatsvc.conversation import Role
+from chatsvc.inference.base import Engine
+from chatsvc.prompt import ChatMessage, Sampling
 
 T = TypeVar("T")
 
 
 async def load_in_thread(load: Callable[[], T], close: Callable[[T], None]) -> T:
-    """What ``load`` returns, loaded in a thread. When cancelled meanwhile: wait for it, ``close`` it, then go."""
+    """What ``load`` returns, loaded in a thread.
+
+    A load cannot be interrupted. When cancelled meanwhile: wait for it, ``close`` what it brought, then go.
+    """
     loading = asyncio.create_task(asyncio.to_thread(load))
     try:
         return await asyncio.shield(loading)
@@ -19,3 +27,11 @@ async def load_in_thread(load: Callable[[], T], close: Callable[[T], None]) -> T
         if not loading.cancelled() and loading.exception() is None:
             await asyncio.to_thread(close, loading.result())
         raise
+
+
+async def warm_up(engine: Engine) -> None:
+    """Generate a few tokens: the first steps choose and load kernels, and show that the model works at all."""
+    prompt = await engine.render([ChatMessage(Role.USER, "Hello")])
+    async with aclosing(engine.generate(prompt, Sampling(max_tokens=4), "warm-up")) as chunks:
+        async for _ in chunks:
+            pass

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from chatsvc.conversation import Role
 from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
-from chatsvc.inference.loading import load_in_thread
+from chatsvc.inference.loading import load_in_thread, warm_up
 from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
 from chatsvc.inference.transformers_options import TransformersOptions
@@ -82,7 +80,7 @@ class TransformersEngine(Engine):
             **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
         )
         progress(f"{self._model}: warming up")
-        await self._warm_up()
+        await warm_up(self)
 
     def _load(self, source: str) -> TransformersBatch:
         try:
@@ -92,13 +90,6 @@ class TransformersEngine(Engine):
                 f"The engine transformers: needs the extra 'transformers' of this package ({error})."
             ) from error
         return TransformersBatch(source, self._options, self._deliver)
-
-    async def _warm_up(self) -> None:
-        """The first steps choose and load kernels; let nobody wait for that."""
-        prompt = await self.render([ChatMessage(Role.USER, "Hello")])
-        async with aclosing(self.generate(prompt, Sampling(max_tokens=4), "warm-up")) as chunks:
-            async for _ in chunks:
-                pass
 
     @property
     def limits(self) -> EngineLimits:

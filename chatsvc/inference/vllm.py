@@ -22,7 +22,7 @@ from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoa
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
 from chatsvc.inference.lifeline import Lifeline
-from chatsvc.inference.loading import load_in_thread
+from chatsvc.inference.loading import load_in_thread, warm_up
 from chatsvc.inference.pulse import Pulse
 from chatsvc.inference.vllm_options import VllmOptions
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
@@ -79,10 +79,9 @@ class VllmEngine(Engine):
             kv_tokens=blocks * block_size if blocks else None,
             **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
         )
-        # Asked for with the first request and kept; asked here, no request waits for it.
-        await core.get_supported_tasks()
         self._pulse = pulse = Pulse(core.is_paused, self._module.CoreProcesses(core).cpu_seconds)
         self._watch = asyncio.create_task(self._watch_core(pulse), name=f"watch {self._model}")
+        await warm_up(self)
 
     async def _hold_children(self) -> None:
         """Note the core's process as soon as it exists: loading takes long, and may be killed on the way too."""

@@ -1,4 +1,4 @@
-"""The scripted engine's own promises: its text, its tokenizer, its cache model, its URL."""
+"""The scripted engine's own promises: its text, its tokenizer, its cache model, its pace."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatsvc.conversation import Role
-from chatsvc.errors import ConfigError, EngineFailed
+from chatsvc.errors import EngineFailed
 from chatsvc.inference import scripted_text
 from chatsvc.inference.base import Engine
-from chatsvc.inference.factory import create_engine, default_model_name
+from chatsvc.inference.factory import create_engine
 from chatsvc.inference.scripted_cache import BLOCK_TOKENS, PrefixCache
 from chatsvc.inference.scripted_pace import TimerWheel
 from chatsvc.prompt import ChatMessage, Chunk, Sampling
@@ -212,44 +212,3 @@ async def test_waiters_of_one_timer_wake_in_the_order_of_their_moments():
         for ms in (30, 10, 20):
             group.create_task(sleeper(ms))
     assert order == [10, 20, 30]
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("scripted:?tokens=0", ["tokens"]),
-        ("scripted:?tokens=x&slots=-1&speed=3", ["tokens", "slots", "speed", "tokens_per_s"]),
-        ("scripted:?fault=explode@3", ["fault"]),
-        ("scripted:?tokens=1&tokens=2", ["tokens", "once"]),
-        ("scripted:?tokens_per_s=nan", ["tokens_per_s"]),
-        ("scripted:foo", ["foo"]),
-        ("magic:model", ["magic", "vllm", "scripted"]),
-        ("auto:model", ["auto"]),
-    ],
-)
-def test_a_bad_engine_url_is_refused_with_every_fault_named(url: str, words: list[str]):
-    with pytest.raises(ConfigError) as caught:
-        create_engine(url, name="m", data_dir=Path("/nonexistent"))
-    for word in words:
-        assert word in caught.value.detail
-
-
-def test_window_and_slots_of_the_configuration_overrule_the_url():
-    engine = create_engine("scripted:?slots=3&window=100", name="m", data_dir=Path("/x"), window=512, slots=7)
-    assert (engine.limits.window, engine.limits.slots) == (512, 7)
-
-
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("scripted:?tokens=3", "scripted"),
-        ("auto", "SmolLM2-135M-Instruct"),
-        ("vllm:", "SmolLM2-135M-Instruct"),
-        ("transformers:embedded", "SmolLM2-135M-Instruct"),
-        ("vllm:Qwen/Qwen3-8B?dtype=auto", "Qwen/Qwen3-8B"),
-        ("vllm:/models/mine/", "mine"),
-        ("openai:http://host:8000/v1#gpt-x", "gpt-x"),
-    ],
-)
-def test_a_model_has_a_name_even_when_none_is_configured(url: str, name: str):
-    assert default_model_name(url) == name
