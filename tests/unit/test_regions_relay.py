@@ -389,7 +389,7 @@ async def test_no_heartbeat_of_ours_falls_into_an_event_that_is_being_passed_on(
         await go_on.wait()
         stream.pipe.write(frame(1)[9:])
 
-    stream = streams.open({}, asyncio.Event().wait, send)
+    stream = streams.open({"http_version": "1.0", "method": "GET"}, asyncio.Event().wait, send)
     relaying = asyncio.create_task(stream.relay(feed))
     async with asyncio.timeout(5):
         await half_way.wait()
