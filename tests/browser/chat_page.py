@@ -91,6 +91,15 @@ class ChatPage:
             timeout=timeout_s * 1000,
         )
 
+    async def stop_the_reply(self) -> None:
+        """Press stop, and wait until the reply has stopped."""
+        await self.button("Stop the reply").click()
+        await self.reply_is("stopped")
+
+    async def look_again(self) -> None:
+        """Come back to the window from elsewhere: the page asks at once for what is new."""
+        await self.page.evaluate("() => window.dispatchEvent(new Event('focus'))")
+
     async def shown_text(self) -> str:
         """What is drawn of the last reply."""
         return await self.reply.locator(".prose").inner_text()

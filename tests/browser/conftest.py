@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from server import ServerProcess
 
 import chatsvc
 
+LAN_NAME = "chat.lan"
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -25,6 +27,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # A name that is not localhost makes an origin insecure, as an address on a LAN is.
+    f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1",
 ]
 CANDIDATES = ("chromium", "chromium-browser", "google-chrome")
 EXPECT_MS = 10_000
@@ -55,26 +59,30 @@ async def browser(chromium):
 def start_server(postgres_server, migrated_template, redis_server, tmp_path_factory):
     """Start a server with a database of its own. All are gone at the end of the session."""
     with contextlib.ExitStack() as stack:
+        started = []
 
         def start(engine, **env):
             database = stack.enter_context(contextlib.contextmanager(new_database)(postgres_server, migrated_template))
             data_dir = tmp_path_factory.mktemp("server") / "data"
             process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
-            return stack.enter_context(process)
+            started.append(stack.enter_context(process))
+            return process
 
         yield start
+        for process in started:
+            process.signal(signal.SIGTERM)  # all end at the same time, not one after the other
 
 
 @pytest.fixture(scope="session")
 def server(start_server):
-    """One server for most tests: a reply takes less than a second."""
-    return start_server("scripted:?tokens_per_s=150&tokens=100&slots=16")
+    """One server for most tests: a reply takes a third of a second."""
+    return start_server("scripted:?tokens_per_s=300&tokens=100&slots=16")
 
 
 @pytest.fixture(scope="session")
 def slow_server(start_server):
-    """A server whose replies take about seven seconds, for what must happen before they end."""
-    return start_server("scripted:?tokens_per_s=20&tokens=140&slots=16")
+    """A server that says the same in five seconds, for what must happen before the end. Stop what need not end."""
+    return start_server("scripted:?tokens_per_s=20&tokens=100&slots=16")
 
 
 @pytest_asyncio.fixture(loop_scope="session")

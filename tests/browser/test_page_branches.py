@@ -42,6 +42,7 @@ async def test_an_edit_of_the_first_message_begins_a_new_root(visit):
     await editor.fill("First.")
     await editor.press("Enter")
     await expect(tab.question).to_contain_text("First.")
+    await expect(tab.question.get_by_role("group", name="wording 2 of 2")).to_be_visible()
     await tab.reply_is("complete")
     roots = [message for message in (await tab.stored())["messages"] if message["parent_id"] is None]
     assert [root["content"] for root in roots] == ["Frist.", "First."]
@@ -62,6 +63,7 @@ async def test_an_edit_in_the_middle_keeps_the_old_branch_whole(visit):
     await tab.page.get_by_label("Edit your message").fill("Zwei.")
     await tab.button("Send", question).click()
     await expect(question).to_contain_text("Zwei.")
+    await expect(question.get_by_role("group", name="wording 2 of 2")).to_be_visible()
     await tab.reply_is("complete")
     await expect(tab.messages).to_have_count(4)
     await press(tab, question, "Previous wording")
@@ -81,7 +83,7 @@ async def test_an_edit_that_is_given_up_changes_nothing(visit):
     assert len((await tab.stored())["messages"]) == 2
 
 
-async def test_a_failed_reply_says_so_and_can_be_tried_again(visit, start_server):
+async def test_a_failed_reply_says_so_and_can_be_tried_again_or_continued(visit, start_server):
     failing = start_server("scripted:?tokens_per_s=100&tokens=40&fault=error@8")
     tab = await visit(base_url=failing.base_url)
     await tab.send("Fail, please.")
@@ -95,3 +97,11 @@ async def test_a_failed_reply_says_so_and_can_be_tried_again(visit, start_server
     assert await tab.shown_text() == shown
     await tab.button("Try again").click()
     await expect(tab.reply).not_to_have_attribute("data-message-id", first)
+    await tab.reply_is("failed")
+    second = await tab.stored_reply()
+    await tab.button("Continue", tab.reply).click()
+    await expect(tab.reply).not_to_have_attribute("data-message-id", second["id"])
+    await tab.reply_is("failed")
+    third = await tab.stored_reply()
+    assert third["content"].startswith(second["content"])
+    assert len(third["content"]) > len(second["content"])

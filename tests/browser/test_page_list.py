@@ -75,6 +75,7 @@ async def test_back_and_forward_move_between_conversations(visit):
     await expect(tab.question).to_contain_text("The second stop")
 
 
+@pytest.mark.slow
 async def test_ten_thousand_conversations_are_fetched_as_they_are_needed_and_few_are_drawn(visit):
     tab = await visit()
     fetched = await many_conversations(tab, 10_000)

@@ -2,7 +2,7 @@
 
 import pytest
 from chat_page import ChatPage
-from conftest import FLAGS
+from conftest import LAN_NAME
 from playwright.async_api import expect
 from stand_ins import conversation_of
 
@@ -98,6 +98,7 @@ async def test_on_a_phone_the_list_is_a_drawer(visit):
     await expect(sidebar).to_be_hidden()
 
 
+@pytest.mark.slow  # and wants a machine that does nothing else
 async def test_two_thousand_messages_scroll_smoothly_and_few_are_drawn(visit):
     tab = await visit()
     texts = [f"Turn {number}. " + (TALL if number % 2 else "And then?") for number in range(2_000)]
@@ -140,7 +141,8 @@ async def test_reading_back_is_not_disturbed_by_a_reply_and_there_is_a_way_down(
     await tab.reply_shows_text(before + 60)
     assert await tab.page.evaluate("() => document.querySelector('.viewport').scrollTop") == top
     await tab.button("Jump to the newest message").click()
-    await tab.reply_is("complete")
+    await tab.reply_shows_text(before + 120)
+    await tab.stop_the_reply()
     await tab.page.wait_for_function(
         """() => {
           const view = document.querySelector(".viewport");
@@ -149,14 +151,21 @@ async def test_reading_back_is_not_disturbed_by_a_reply_and_there_is_a_way_down(
     )
 
 
-async def test_on_plain_http_from_a_lan_sending_and_copying_work(chromium, browser, start_server):
-    server = start_server("scripted:?tokens_per_s=200&tokens=40", CHATSVC_AUTH_ALLOW_PUBLIC_WITHOUT_AUTH="true")
-    # A name that is not localhost makes the origin insecure, as an address on a LAN is.
-    away = await browser.browser_type.launch(
-        executable_path=chromium, args=[*FLAGS, "--host-resolver-rules=MAP chat.lan 127.0.0.1"]
+@pytest.fixture(scope="module")
+def server_elsewhere(start_server):
+    """Under a path, and open to a LAN."""
+    return start_server(
+        "scripted:?tokens_per_s=200&tokens=40",
+        CHATSVC_BASE_PATH="/deep/chat/",
+        CHATSVC_AUTH_ALLOW_PUBLIC_WITHOUT_AUTH="true",
     )
+
+
+async def test_on_plain_http_from_a_lan_sending_and_copying_work(browser, server_elsewhere):
+    address = server_elsewhere.base_url.replace("127.0.0.1", LAN_NAME)
+    page = await browser.new_page()
     try:
-        tab = ChatPage(await away.new_page(), f"http://chat.lan:{server.port}", api_url=server.base_url)
+        tab = ChatPage(page, address, api_url=server_elsewhere.base_url)
         await tab.open()
         missing = await tab.page.evaluate("() => [isSecureContext, 'clipboard' in navigator, 'randomUUID' in crypto]")
         assert missing == [False, False, False]
@@ -174,20 +183,19 @@ async def test_on_plain_http_from_a_lan_sending_and_copying_work(chromium, brows
         # Some of the server's headers mean nothing on an insecure origin, and the browser says so.
         assert [problem for problem in tab.problems if "Cross-Origin-Opener-Policy" not in problem] == []
     finally:
-        await away.close()
+        await page.close()
 
 
-async def test_the_page_lives_under_any_path(visit, start_server):
-    server = start_server("scripted:?tokens_per_s=200&tokens=40", CHATSVC_BASE_PATH="/deep/chat/")
-    tab = await visit(base_url=server.base_url)
+async def test_the_page_lives_under_any_path(visit, server_elsewhere):
+    tab = await visit(base_url=server_elsewhere.base_url)
     await tab.send("Down here.")
     await tab.reply_is("complete")
-    assert f"{server.base_url}/c/conv_" in tab.page.url
+    assert f"{tab.base_url}/c/conv_" in tab.page.url
     await tab.page.reload()
     await tab.reply_is("complete")
     await tab.page.get_by_role("link", name="Down here.", exact=True).click()
     await tab.button("New chat").first.click()
-    await expect(tab.page).to_have_url(f"{server.base_url}/")
+    await expect(tab.page).to_have_url(f"{tab.base_url}/")
 
 
 async def test_code_is_coloured_and_copied_as_it_is(visit):

@@ -36,8 +36,9 @@ async def test_too_many_open_replies_is_explained_and_the_text_is_kept(visit, sl
         await tab.api("POST", f"v1/responses/{response}/stop")
     await tab.button("Try again").click()
     await expect(tab.question).to_contain_text("One too many")
-    await tab.reply_is("complete")
+    await tab.reply_is("streaming")
     await expect(tab.page.get_by_text("still running")).to_be_hidden()
+    await tab.stop_the_reply()
 
 
 async def test_a_busy_branch_is_explained_and_looked_at_again(visit):
@@ -66,6 +67,7 @@ async def test_two_windows_that_send_at_the_same_time_keep_both_messages(visit):
     await tab.field.press("Enter")
     await expect(tab.question).to_contain_text("From here.")
     await tab.page.unroute("**/v1/conversations?*")
+    await tab.look_again()
     await expect(tab.question.get_by_role("group", name="wording 2 of 2")).to_be_visible()
     await tab.reply_is("complete")
     await tab.question.hover()
@@ -168,9 +170,10 @@ async def line_up(visit, server):
 async def test_a_queued_reply_tells_its_place_and_then_streams(visit, one_at_a_time):
     first, second = await line_up(visit, one_at_a_time)
     await expect(second.reply).to_contain_text("Waiting in the queue, position 1")
-    await first.button("Stop the reply").click()
+    await first.stop_the_reply()
     await second.reply_is("streaming")
-    await second.reply_is("complete")
+    await second.reply_shows_text(40)
+    await second.stop_the_reply()
     stored = await second.stored_reply()
     assert await second.copied_reply() == stored["content"]
 
@@ -178,11 +181,10 @@ async def test_a_queued_reply_tells_its_place_and_then_streams(visit, one_at_a_t
 async def test_a_queued_reply_can_be_stopped(visit, one_at_a_time):
     first, second = await line_up(visit, one_at_a_time)
     await second.reply_is("queued")
-    await second.button("Stop the reply").click()
-    await second.reply_is("stopped")
+    await second.stop_the_reply()
     await expect(second.reply).to_contain_text("Stopped")
-    await first.button("Stop the reply").click()
-    await first.reply_is("stopped")
+    await expect(second.button("Continue")).to_be_hidden()
+    await first.stop_the_reply()
 
 
 async def test_a_hidden_tab_lets_go_of_its_stream_and_resumes_where_it_was(visit, slow_server):
@@ -191,11 +193,15 @@ async def test_a_hidden_tab_lets_go_of_its_stream_and_resumes_where_it_was(visit
     tab.page.on("request", lambda request: streams.append(request.url) if "/stream" in request.url else None)
     await tab.send("Look away.")
     await tab.reply_shows_text(20)
-    async with tab.page.expect_event("requestfailed", lambda request: "/stream" in request.url, timeout=15_000):
-        await set_visibility(tab, "hidden")
+    await tab.page.clock.install()
+    await set_visibility(tab, "hidden")
+    async with tab.page.expect_event("requestfailed", lambda request: "/stream" in request.url):
+        await tab.page.clock.fast_forward(5_000)
     assert len(streams) == 1
+    before = len(await tab.shown_text())
     await set_visibility(tab, "visible")
-    await tab.reply_is("complete")
+    await tab.reply_shows_text(before + 20)
+    await tab.stop_the_reply()
     assert "last_event_id=" in streams[1]
     stored = await tab.stored_reply()
     assert await tab.copied_reply() == stored["content"]

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { ApiError, Client } from "../src/api/client.ts";
 import { clientMessageId } from "../src/api/ids.ts";
 import { patienceFor, patiently } from "../src/api/patience.ts";
+import { isContinuable, type Message } from "../src/api/types.ts";
 import { DayLabels } from "../src/list/days.ts";
 import { Drafts } from "../src/state/drafts.ts";
 import { explain } from "../src/state/notices.ts";
@@ -53,6 +54,48 @@ test("addresses are relative to the base, whatever path the page is under", () =
 });
 
 const answer = (status: number, body: string): typeof fetch => () => Promise.resolve(new Response(body, { status }));
+
+test("a reply is continued by its own id, answered again by its question's", async () => {
+  const calls: [string, unknown][] = [];
+  const client = new Client("http://h/", (input, init) => {
+    calls.push([String(input), JSON.parse(String(init?.body))]);
+    return Promise.resolve(new Response("{}"));
+  });
+  await client.continueReply("msg_a", "one");
+  await client.answerAgain("msg_q", "two");
+  assert.deepEqual(calls, [
+    ["http://h/v1/messages/msg_a/responses", { client_msg_id: "one", continue: true }],
+    ["http://h/v1/messages/msg_q/responses", { client_msg_id: "two" }],
+  ]);
+});
+
+test("what broke off with some text can be continued, and nothing else", () => {
+  const reply: Message = {
+    id: "msg_a",
+    parent_id: "msg_q",
+    role: "assistant",
+    content: "Once",
+    status: "complete",
+    model: null,
+    response_id: null,
+    finish_reason: "stop",
+    tokens: 1,
+    created_at: "2026-01-01T00:00:00Z",
+  };
+  const broken: Partial<Message>[] = [{ status: "stopped" }, { status: "failed", finish_reason: null }, { finish_reason: "length" }];
+  for (const change of broken) {
+    assert.equal(isContinuable({ ...reply, ...change }), true);
+    assert.equal(isContinuable({ ...reply, ...change, content: "" }), false);
+  }
+  const whole: Partial<Message>[] = [
+    {},
+    { finish_reason: "tool_calls" },
+    { status: "queued", finish_reason: null },
+    { status: "streaming", finish_reason: null },
+    { role: "user", status: "stopped" },
+  ];
+  for (const change of whole) assert.equal(isContinuable({ ...reply, ...change }), false);
+});
 
 test("a problem document becomes an error with all it says", async () => {
   const problem = { title: "t", status: 429, detail: "d", code: "too_many_replies", retryable: true, retry_after: 3, open: ["a"] };

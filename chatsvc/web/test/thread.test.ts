@@ -152,6 +152,57 @@ test("an ended reply does not run again because the store was asked a moment too
   assert.equal(thread.branch.value[1]?.status, "stopped");
 });
 
+const brokenOff = (): Conversation => ({
+  ...row("2026-01-01T00:00:09Z"),
+  head_message_id: "a1",
+  messages: [stored("u1", null, "user"), stored("a1", "u1", "assistant", "stopped")],
+});
+
+test("a continued reply begins with the kept text, also before its stream and in the eyes of a store that lags", async () => {
+  const conversation = brokenOff();
+  const { thread, sources } = setUp("conv_1", {
+    conversation: () => Promise.resolve(conversation),
+    continueReply: () => Promise.resolve({ ...accepted(2), user_message_id: "u1", status: "queued" }),
+  });
+  await thread.load();
+  await thread.continueReply(stored("a1", "u1", "assistant", "stopped"));
+  assert.deepEqual(shown(thread), ["u1", "a2"]);
+  assert.equal(thread.branch.value[1]?.content, "text of a1");
+  conversation.messages.push({ ...stored("a2", "u1", "assistant", "streaming"), content: "" });
+  conversation.head_message_id = "a2";
+  await thread.load();
+  assert.equal(thread.branch.value[1]?.status, "streaming");
+  assert.equal(thread.branch.value[1]?.content, "text of a1");
+  const source = sources.get("/v1/responses/resp_a2/stream");
+  source?.say("delta", 1, { text: "text of a1" });
+  source?.say("delta", 2, { text: " and the rest" });
+  source?.say("done", 3, { finish_reason: "stop", usage: {} });
+  assert.equal(thread.branch.value[1]?.content, "text of a1 and the rest");
+  const [, whole] = thread.branch.value;
+  assert.equal(whole && thread.siblings(whole).previous, "a1");
+  assert.equal(thread.tree.value.byId.get("a1")?.content, "text of a1");
+});
+
+test("an answer asked for twice before it is known to be taken is one answer; asked for later it is another", async () => {
+  const asked: string[] = [];
+  let fail = true;
+  const { thread } = setUp("conv_1", {
+    conversation: () => Promise.resolve(brokenOff()),
+    continueReply: (_, clientId) => {
+      asked.push(clientId);
+      return fail ? Promise.reject(new ApiError(429, "too_many_replies", "", true)) : Promise.resolve(accepted(2));
+    },
+  });
+  await thread.load();
+  const reply = stored("a1", "u1", "assistant", "stopped");
+  await assert.rejects(thread.continueReply(reply));
+  fail = false;
+  await Promise.all([thread.continueReply(reply), thread.continueReply(reply)]);
+  await thread.continueReply(reply);
+  assert.equal(new Set(asked.slice(0, 3)).size, 1);
+  assert.notEqual(asked[3], asked[0]);
+});
+
 test("news from the list are fetched once, and wait while a message is on its way", async () => {
   let asked = 0;
   let send: (answer: Accepted) => void = () => undefined;

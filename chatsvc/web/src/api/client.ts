@@ -61,6 +61,9 @@ export class Client {
   answerAgain = (message: string, client_msg_id: string): Promise<Accepted> =>
     this.call("POST", `v1/messages/${encodeURIComponent(message)}/responses`, { client_msg_id });
 
+  continueReply = (reply: string, client_msg_id: string): Promise<Accepted> =>
+    this.call("POST", `v1/messages/${encodeURIComponent(reply)}/responses`, { client_msg_id, continue: true });
+
   response = (id: string): Promise<ResponseState> => this.call("GET", `v1/responses/${encodeURIComponent(id)}`);
 
   stop = (id: string): Promise<{ status: string }> => this.call("POST", `v1/responses/${encodeURIComponent(id)}/stop`);

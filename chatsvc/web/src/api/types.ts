@@ -71,3 +71,7 @@ export interface Problem {
 
 export const isRunning = (message: Pick<Message, "status">): boolean =>
   message.status === "queued" || message.status === "streaming";
+
+/** A reply that broke off, with a text to go on from. The server takes no other. */
+export const isContinuable = ({ role, content, status, finish_reason }: Message): boolean =>
+  role === "assistant" && content !== "" && (status === "stopped" || status === "failed" || finish_reason === "length");

@@ -14,14 +14,14 @@ export function userMessage(accepted: Accepted, content: string, parent: string 
   return { ...madeHere(), id: accepted.user_message_id, parent_id: parent, role: "user", content, status: "complete", response_id: null };
 }
 
-/** The reply that will be written, empty as yet. */
-export function replyOf(accepted: Accepted, userMessageId: string): Message {
+/** The reply that will be written: as yet only the text it begins with. */
+export function replyOf(accepted: Accepted, kept = ""): Message {
   return {
     ...madeHere(),
     id: accepted.message_id,
-    parent_id: userMessageId,
+    parent_id: accepted.user_message_id,
     role: "assistant",
-    content: "",
+    content: kept,
     // A repeated POST may answer for a reply that has ended meanwhile; its stream tells the end.
     status: accepted.status === "queued" ? "queued" : "streaming",
     response_id: accepted.response_id,

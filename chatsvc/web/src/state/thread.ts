@@ -4,7 +4,7 @@ import { computed, signal, type ReadonlySignal, type Signal } from "@preact/sign
 import { ApiError, type Client } from "../api/client.ts";
 import { clientMessageId } from "../api/ids.ts";
 import { patiently, type Wait } from "../api/patience.ts";
-import { isRunning, type Conversation, type ConversationRow, type Message } from "../api/types.ts";
+import { isRunning, type Accepted, type Conversation, type ConversationRow, type Message } from "../api/types.ts";
 import type { Failure, Reply } from "../stream/reducer.ts";
 import { branchTo, headOrNewest, leafUnder, plant, siblingsOf, type Siblings, type Tree } from "../tree/branch.ts";
 import { replyOf, userMessage } from "./accepted.ts";
@@ -48,6 +48,8 @@ export class Thread {
   private changes = 0;
   private stale = false;
   private unsent: Pending | null = null;
+  /** Client ids of asked-for answers that were not heard to be taken: asked for once more, they are the same answers. */
+  private readonly asked = new Map<string, string>();
 
   readonly tree: ReadonlySignal<Tree> = computed(() => plant(this.messages.value.values()));
   readonly branch: ReadonlySignal<readonly Message[]> = computed(() =>
@@ -119,12 +121,13 @@ export class Thread {
   }
 
   /** Have a user message answered again: a sibling of its answer. */
-  async regenerate(userMessageId: string): Promise<void> {
-    const clientId = clientMessageId();
-    await this.exclusively(async () => {
-      const accepted = await patiently(() => this.options.client.answerAgain(userMessageId, clientId), this.options.wait);
-      this.adopt([replyOf(accepted, userMessageId)], accepted.message_id);
-    });
+  regenerate(userMessageId: string): Promise<void> {
+    return this.ask(userMessageId, "", (clientId) => this.options.client.answerAgain(userMessageId, clientId));
+  }
+
+  /** Go on with a reply that broke off: a sibling that begins with its text. The broken-off one stays. */
+  continueReply(reply: Message): Promise<void> {
+    return this.ask(reply.id, reply.content, (clientId) => this.options.client.continueReply(reply.id, clientId));
   }
 
   async stop(): Promise<void> {
@@ -153,6 +156,16 @@ export class Thread {
     });
   }
 
+  private async ask(target: string, kept: string, call: (clientId: string) => Promise<Accepted>): Promise<void> {
+    const clientId = this.asked.get(target) ?? clientMessageId();
+    this.asked.set(target, clientId);
+    await this.exclusively(async () => {
+      const accepted = await patiently(() => call(clientId), this.options.wait);
+      this.asked.delete(target);
+      this.adopt([replyOf(accepted, kept)], accepted.message_id);
+    });
+  }
+
   private async post(content: string, parent: string | null): Promise<void> {
     const same = this.unsent?.content === content && this.unsent.parent === parent;
     const pending = same && this.unsent ? this.unsent : { content, parent, clientId: clientMessageId() };
@@ -165,7 +178,7 @@ export class Thread {
         const accepted = await patiently(() => this.options.client.send(id, body), this.options.wait);
         this.unsent = null;
         const user = userMessage(accepted, content, parent);
-        this.adopt([user, replyOf(accepted, user.id)], accepted.message_id);
+        this.adopt([user, replyOf(accepted)], accepted.message_id);
       });
     } finally {
       this.pending.value = null;
@@ -203,11 +216,15 @@ export class Thread {
     this.state.value = "ready";
   }
 
-  /** An answer that was under way when its reply ended must not bring the running reply back. */
+  /**
+   * An answer that was under way when its reply ended must not bring the running reply back; and the store learns what a
+   * continued reply begins with only when it is being written.
+   */
   private newest(incoming: Message): Message {
     const known = this.messages.peek().get(incoming.id);
-    const outdated = known !== undefined && known.response_id === incoming.response_id && !isRunning(known) && isRunning(incoming);
-    return outdated ? known : incoming;
+    if (!known || known.response_id !== incoming.response_id || !isRunning(incoming)) return incoming;
+    if (!isRunning(known)) return known;
+    return incoming.content === "" ? { ...incoming, content: known.content } : incoming;
   }
 
   private noteRow({ id, title, pinned, head_message_id, created_at, updated_at }: ConversationRow): void {

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Thread } from "../state/thread.ts";
+import { EMPTY_SPLIT, splitGrowing } from "../text/blocks.ts";
 import { useApp } from "./context.ts";
 
 const LONGEST = 1_200;
@@ -20,7 +21,8 @@ export function Announcer({ thread }: { thread: Thread }) {
   useEffect(() => {
     if (!last || !live) return;
     if (progress.current.id !== last.id) {
-      progress.current = { id: last.id, blocks: 0 };
+      // What the reply begins with was there before: read on from the block in which it broke off.
+      progress.current = { id: last.id, blocks: splitGrowing(EMPTY_SPLIT, last.content).blocks.length };
       setText("The assistant is writing.");
     }
     const settled = blocks.slice(progress.current.blocks);

@@ -37,8 +37,9 @@ function Blocks({ split, live }: { split: Split; live: boolean }) {
 export function ReplyBody({ content, live }: { content: string; live: LiveReply | null }) {
   const whole = useMemo(() => (live ? null : splitWhole(content)), [live, content]);
   const running = live?.view.value ?? null;
-  // Until the first event arrives, what the store had is better than nothing.
-  const resumed = useMemo(() => (running?.reply.last === 0 ? splitWhole(content) : null), [running?.reply.last === 0, content]);
+  // Until the first text arrives, what is known already is better than nothing: what the store had, what is gone on from.
+  const silent = running?.reply.text === "";
+  const resumed = useMemo(() => (silent ? splitWhole(content) : null), [silent, content]);
   const split = whole ?? resumed ?? running?.split;
   if (!split) return null;
   return <Blocks split={split} live={live !== null} />;

@@ -1,7 +1,7 @@
 // One message: who says it, what, and what can be done with it.
 
 import { useApp } from "./context.ts";
-import { isRunning, type Message } from "../api/types.ts";
+import { isContinuable, isRunning, type Message } from "../api/types.ts";
 import type { Thread } from "../state/thread.ts";
 import { ReplyBody } from "./Body.tsx";
 import { CopyButton } from "./CopyButton.tsx";
@@ -46,12 +46,20 @@ function Answer({ thread, message }: MessageProps) {
   const running = isRunning(message);
   const question = message.parent_id;
   const again = question === null ? null : () => void app.act(() => thread.regenerate(question), again ?? undefined);
+  const goOn = isContinuable(message) ? () => void app.act(() => thread.continueReply(message), goOn ?? undefined) : null;
   return (
     <>
       <h2 class="sr-only">The assistant said</h2>
       <ReplyBody content={message.content} live={live} />
       {running ? <Progress live={live} stopping={thread.stopping.value === message.response_id} /> : null}
-      {running ? null : <Outcome message={message} failure={thread.failures.value.get(message.id) ?? null} onRetry={again} />}
+      {running ? null : (
+        <Outcome
+          message={message}
+          failure={thread.failures.value.get(message.id) ?? null}
+          onRetry={again}
+          onContinue={goOn}
+        />
+      )}
       {running ? null : (
         <div class="actions">
           <Arrows thread={thread} message={message} />

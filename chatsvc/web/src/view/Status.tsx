@@ -32,6 +32,7 @@ function duration(seconds: number): string {
 }
 
 const REASONS: Record<string, string> = {
+  draining: "The server was shut down before this reply was finished.",
   worker_lost: "The server working on this reply went away.",
   engine_failed: "The model failed to finish this reply.",
   engine_unavailable: "The model is not available just now.",
@@ -42,23 +43,51 @@ interface OutcomeProps {
   message: Message;
   failure: Failure | null;
   onRetry: (() => void) | null;
+  /** Go on from the text there is; null where the reply has none, or its end. */
+  onContinue: (() => void) | null;
 }
 
-export function Outcome({ message, failure, onRetry }: OutcomeProps) {
-  if (message.status === "stopped") return <p class="outcome">Stopped</p>;
+export function Outcome({ message, failure, onRetry, onContinue }: OutcomeProps) {
   if (message.status === "failed") {
     const reason = REASONS[message.error_code ?? ""] ?? failure?.message;
+    const worthwhile = failure?.retryable !== false;
     return (
       <div class="outcome is-failed" role="alert">
         <p>{reason || "This reply failed."}</p>
-        {onRetry && failure?.retryable !== false ? (
-          <button type="button" class="button" onClick={onRetry}>
-            Try again
-          </button>
-        ) : null}
+        {worthwhile ? <Action label="Try again" onClick={onRetry} /> : null}
+        {worthwhile ? <Action label="Continue" onClick={onContinue} /> : null}
       </div>
     );
   }
-  if (message.finish_reason === "length") return <p class="outcome">The reply reached its length limit.</p>;
-  return null;
+  if (message.status === "stopped") {
+    return (
+      <div class="outcome">
+        <p>Stopped</p>
+        <Action label="Continue" onClick={onContinue} />
+      </div>
+    );
+  }
+  if (message.finish_reason !== "length") return null;
+  return (
+    <div class="outcome">
+      <p>The reply reached its length limit.</p>
+      <Action label="Continue" name="Continue past the length limit that was reached" onClick={onContinue} />
+    </div>
+  );
+}
+
+interface ActionProps {
+  label: string;
+  /** What it is called where the words around it are not seen. */
+  name?: string;
+  onClick: (() => void) | null;
+}
+
+function Action({ label, name = label, onClick }: ActionProps) {
+  if (onClick === null) return null;
+  return (
+    <button type="button" class="button" aria-label={name} onClick={onClick}>
+      {label}
+    </button>
+  );
 }
