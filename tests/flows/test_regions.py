@@ -63,7 +63,7 @@ def databases():
     """Two Postgres servers, replicated into each other as the documentation says."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(postgres()) for _ in ("eu", "us")]
-        publish, subscribe, _ = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+        publish, subscribe, mend = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
         urls = {}
         for name, server in zip(("eu", "us"), servers, strict=True):
             with psycopg.connect(server, autocommit=True) as connection:
@@ -73,6 +73,7 @@ def databases():
                 runner.run(migrate(urls[name]))
             with psycopg.connect(urls[name], autocommit=True) as connection:
                 connection.execute(publish)
+                connection.execute(mend)
         for name, other in (("eu", "us"), ("us", "eu")):
             with psycopg.connect(urls[name], autocommit=True) as connection:
                 statement = re.sub(r"CONNECTION '.*?'", f"CONNECTION '{urls[other]}'", subscribe)
@@ -319,6 +320,37 @@ async def test_a_reply_is_replicated_when_it_has_ended_and_not_before(home, away
     await read_to_the_end(home.client, home.stream_url(reply))
     await replicated(databases, reply)
     assert await away.message_of(reply) == await home.message_of(reply)
+
+
+async def test_a_replicated_conversation_can_be_gone_on_with_and_deleted_in_the_other_region(home, away, databases):
+    reply = await home.start(max_tokens=3)
+    await read_to_the_end(home.client, home.stream_url(reply))
+    await replicated(databases, reply)
+    second = await away.start("And then?", reply["conversation_id"], max_tokens=3)
+    assert second["response_id"].startswith("resp_us_")
+    # It is written there, so the first region asks for it.
+    rendered = await read_to_the_end(home.client, home.stream_url(second))
+    assert rendered.text == (await away.message_of(second))["content"]
+
+    async def both_there():
+        return len(await home.messages(reply["conversation_id"])) == 4
+
+    await until(both_there)
+    assert await home.messages(reply["conversation_id"]) == await away.messages(reply["conversation_id"])
+    path = f"/v1/conversations/{reply['conversation_id']}"
+    assert (await away.call("DELETE", path)).status_code == 204
+
+    async def gone():
+        async with await psycopg.AsyncConnection.connect(databases["eu"]) as connection:
+            found = await connection.execute(
+                "SELECT (SELECT count(*) FROM messages WHERE conversation_id = %(id)s)"
+                " + (SELECT count(*) FROM runs WHERE conversation_id = %(id)s)"
+                " + (SELECT count(*) FROM conversations WHERE id = %(id)s)",
+                {"id": reply["conversation_id"]},
+            )
+            return await found.fetchone() == (0,)
+
+    await until(gone)
 
 
 async def test_a_server_that_shuts_down_lets_readers_of_another_region_go(home, away, regions):
