@@ -50,13 +50,11 @@ def load_assets(dist: Path, base_path: str) -> dict[str, Asset]:
 
 def _asset(name: str, body: bytes) -> Asset:
     media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    if media_type.startswith("text/") or media_type.endswith(("javascript", "json")):
-        media_type += "; charset=utf-8"
     return Asset(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
 def page_routes(assets: dict[str, Asset]) -> list[HTTPRouteHandler]:
-    """``/`` and ``/c/<id>`` give the page, ``/assets/…`` and the files beside the page their bytes."""
+    """``/`` and ``/c/<id>`` give the page, ``/assets/…`` its files."""
 
     def serve(request: Request[Any, Any, Any], name: str) -> Response[bytes]:
         asset = assets.get(name)
@@ -76,8 +74,4 @@ def page_routes(assets: dict[str, Asset]) -> list[HTTPRouteHandler]:
     def asset(request: Request[Any, Any, Any], name: str) -> Response[bytes]:
         return serve(request, f"assets/{str(name).lstrip('/')}")
 
-    @get("/favicon.svg", include_in_schema=False, sync_to_thread=False)
-    def favicon(request: Request[Any, Any, Any]) -> Response[bytes]:
-        return serve(request, "favicon.svg")
-
-    return [index, asset, favicon]
+    return [index, asset]

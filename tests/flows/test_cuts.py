@@ -11,7 +11,7 @@ CUTS = 5
 
 @pytest.fixture(scope="module")
 def server(start_server):
-    return start_server("scripted:?tokens_per_s=120&tokens=120&slots=256")
+    return start_server("scripted:?tokens_per_s=120&tokens=200&slots=256")
 
 
 async def follow_with_cuts(api, reply, random):
@@ -19,7 +19,7 @@ async def follow_with_cuts(api, reply, random):
     rendered = Rendered()
     cuts = 0
     while rendered.end is None:
-        at = len(rendered.events) + random.randint(1, 4)
+        at = len(rendered.events) + random.randint(1, 2)
         # The last cuts fall where they may, also before the first id; after enough of them read on to the end.
         await read(
             api.client,
@@ -28,7 +28,7 @@ async def follow_with_cuts(api, reply, random):
             cut=(lambda seen, at=at: len(seen.events) >= at) if cuts < CUTS else None,
         )
         cuts += rendered.end is None
-        await asyncio.sleep(random.uniform(0, 0.15))
+        await asyncio.sleep(random.uniform(0, 0.1))
     return rendered, cuts
 
 

@@ -208,6 +208,7 @@ async def test_a_paused_worker_cannot_write_another_byte(start_server, client):
     assert again.text == rendered.text == (await api.message_of(reply))["content"]
 
 
+@pytest.mark.slow
 async def test_a_restarted_server_answers_what_was_queued_and_ends_what_was_running(start_server, client):
     server = start_server("scripted:?tokens_per_s=20&tokens=300&slots=1", CHATSVC_SERVER_GRACE_S="1")
     api = Api(client, server.base_url)
@@ -247,6 +248,7 @@ async def test_sigterm_with_100_open_streams_finishes_the_replies_and_is_gone_in
         assert rendered.text == (await api.message_of(reply))["content"]
 
 
+@pytest.mark.slow
 async def test_sigterm_hands_over_what_cannot_finish_in_the_grace_time(start_server, client):
     server = start_server("scripted:?tokens_per_s=20&tokens=2000&slots=1", CHATSVC_SERVER_GRACE_S="1")
     api = Api(client, server.base_url)
@@ -266,6 +268,7 @@ async def test_sigterm_hands_over_what_cannot_finish_in_the_grace_time(start_ser
     await api.call("POST", f"/v1/responses/{waiting['response_id']}/stop")
 
 
+@pytest.mark.slow
 async def test_a_claim_whose_answer_was_lost_is_found_and_the_run_is_answered(start_server, client):
     server = start_server("scripted:?first_token_ms=500&tokens_per_s=100&tokens=20&slots=1")
     api = Api(client, server.base_url)

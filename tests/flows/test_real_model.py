@@ -28,11 +28,11 @@ async def test_20_replies_of_the_real_model_cut_five_times_each_are_shown_as_the
         reply = await api.start(f"Tell me {number} things about the sea.", max_tokens=60)
         rendered, cuts = Rendered(), 0
         while rendered.end is None:
-            at = len(rendered.events) + seeded.randint(1, 3)
+            at = len(rendered.events) + seeded.randint(1, 2)
             cut = (lambda seen, at=at: len(seen.events) >= at) if cuts < CUTS else None
             await read(client, api.stream_url(reply), rendered, cut=cut)
             cuts += rendered.end is None
-            await asyncio.sleep(seeded.uniform(0, 0.2))
+            await asyncio.sleep(seeded.uniform(0, 0.1))
         stored = await api.message_of(reply)
         assert stored["status"] == "complete"
         assert rendered.text == stored["content"] != ""
