@@ -8,14 +8,15 @@ import re
 from collections.abc import AsyncIterator
 
 _STREAM_MARK = b"text/event-stream"
-_LAST_CHUNK = b"\r\n0\r\n\r\n"
+_ANSWER_START = b"HTTP/1.1 "
 _RETRY = re.compile(rb"retry: \d{4}")
 
 
 class CuttingProxy:
     """Forwards to a port of this machine.
 
-    With ``cut_after`` set, each connection that carries an event stream is reset once so many bytes of it have come by.
+    With ``cut_after`` set, each connection that carries an event stream is reset once so many bytes of it have come by;
+    the browser may use a connection for something else when its stream has ended.
     After ``vanish`` nothing gets through until ``come_back``.
 
     The server's ``retry`` is shortened to a tenth of a second, so that many cuts fit into one reply.
@@ -84,13 +85,11 @@ class CuttingProxy:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left: int | None = None
         while data := await reader.read(65_536):
-            if _STREAM_MARK in data:
-                left = self.cut_after
+            if data.startswith(_ANSWER_START):
+                left = self.cut_after if _STREAM_MARK in data else None
             data = _RETRY.sub(b"retry: 0100", data)
             writer.write(data if left is None else data[:left])
             await writer.drain()
-            if data.endswith(_LAST_CHUNK):
-                left = None  # the stream is over; the browser may use the connection for something else
             if left is not None:
                 left -= len(data)
                 if left <= 0:
