@@ -18,7 +18,8 @@ from measure import Counted, free_port, percentile
 
 HERE = Path(__file__).parent
 TOKENS_PER_S = 20
-ENGINE = f"scripted:?tokens_per_s={TOKENS_PER_S}&tokens=6000&window=100000&slots=4000"
+TEXT = "a+reply+goes+on+and+on+while+many+people+read+"
+ENGINE = f"scripted:?tokens_per_s={TOKENS_PER_S}&tokens=12000&window=100000&slots=4000&text={TEXT}"
 START_PATIENCE_S = 120.0
 POSTS_AT_ONCE = 16
 
@@ -97,7 +98,7 @@ class Posts:
         async with self._turns:
             headers = {"x-forwarded-user": uuid.uuid4().hex}
             conversation = (await self._client.post("/v1/conversations", json={}, headers=headers)).json()["id"]
-            body = {"content": "Tell me a story.", "client_msg_id": uuid.uuid4().hex}
+            body = {"content": "Tell me a story.", "client_msg_id": uuid.uuid4().hex, "max_tokens": 12_000}
             asked = time.monotonic()
             answer = await self._client.post(f"/v1/conversations/{conversation}/messages", json=body, headers=headers)
             self.latencies_ms.append((time.monotonic() - asked) * 1000)
@@ -153,6 +154,7 @@ async def measure_service(replies: int, seconds: float) -> dict[str, Any]:
 
 SERVICE_COLUMNS = (
     "replies",
+    "tokens/s",
     "events/s",
     "events per CPU-second",
     "CPU: API, Postgres, Valkey",
@@ -165,7 +167,8 @@ SERVICE_COLUMNS = (
 def service_line(row: dict[str, Any]) -> str:
     cpu = ", ".join(format(row["cpu"][role], ".2f") for role in ("api", "postgres", "valkey"))
     return (
-        f"| {row['open']:,} | {row['delivered_per_s']:,.0f} | {row['events_per_cpu_s']:,.0f} | {cpu} "
+        f"| {row['open']:,} | {row['tokens_offered_per_s']:,} | {row['delivered_per_s']:,.0f} "
+        f"| {row['events_per_cpu_s']:,.0f} | {cpu} "
         f"| {row['post_p50_ms']:.0f}, {row['post_p99_ms']:.0f} "
         f"| {row['first_delta_p50_ms']:.0f}, {row['first_delta_p99_ms']:.0f} | {row['rss_mb']:.0f} |"
     )
