@@ -69,6 +69,10 @@ def _position(raw_id: bytes) -> Position:
     return Position(int(attempt), int(seq))
 
 
+def _place(entry: Entry) -> tuple[int, int]:
+    return entry.attempt, entry.seq
+
+
 def _entries(raw: Sequence[Any], after: int) -> list[Entry]:
     """Entries with seq > ``after``; marks have seq 0 and so drop out."""
     found = []
@@ -108,7 +112,8 @@ class RedisLog(StreamLog):
             _checked(mark)
         elif _checked(top) and _position(top[0][0]).attempt > attempt:
             raise Fenced(response_id)
-        return await self._last_seq(key, top)
+        last = await self._last(key, top)
+        return last.seq if last else 0
 
     async def append(self, batch: Sequence[Append]) -> Sequence[AppendResult]:
         if (breaks := self._writes.notice()) != self._breaks_told:
@@ -173,20 +178,20 @@ class RedisLog(StreamLog):
         if len(entries) >= limit:
             entries = entries[:limit]
             end = Position(entries[-1].attempt, entries[-1].seq)
-        last = await self._last_seq(key, top)
+        newest = [entry for entry in (await self._last(key, top), *entries[-1:]) if entry is not None]
         return LogSlice(
             entries=tuple(entries),
             first=await self._first_seq(key, bottom),
-            last=max(last, entries[-1].seq) if entries else last,
+            last=max(newest, key=_place).seq if newest else 0,
             position=end,
         )
 
-    async def _last_seq(self, key: bytes, top: Sequence[Any]) -> int:
-        """The last event's seq, given the last few raw entries; looks further when those are all marks."""
+    async def _last(self, key: bytes, top: Sequence[Any]) -> Entry | None:
+        """The last event, given the last few raw entries; looks further when those are all marks."""
         while not (found := _entries(_checked(top), 0)) and len(top) >= _EDGE:
             command = _command(b"XREVRANGE", key, b"(" + top[-1][0], b"-", b"COUNT", b"100")
             (top,) = await self._reads.call(command, 1)
-        return found[0].seq if found else 0
+        return found[0] if found else None
 
     async def _first_seq(self, key: bytes, bottom: Sequence[Any]) -> int:
         while not (found := _entries(_checked(bottom), 0)) and len(bottom) >= _EDGE:

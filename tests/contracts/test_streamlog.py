@@ -156,6 +156,15 @@ async def test_s6_a_page_ends_where_the_next_one_goes_on(log):
     assert (page.position, page.first, page.last) == (Position(1, 7), 1, 20)
 
 
+async def test_s6_the_last_event_is_the_newest_attempts_though_an_older_one_counted_further(log):
+    await log.open(A, 1)
+    await log.append([append(A, delta(8), delta(9))])
+    await log.open(A, 2)
+    await log.append([append(A, delta(1, attempt=2), delta(2, attempt=2), recreate=True)])
+    for after, limit in ((8, 1), (8, 9), (0, 9), (0, 1)):
+        assert (await log.read(A, after, limit)).last == 2
+
+
 async def test_s6_a_cursor_beyond_everything_is_answered_with_what_there_is(log):
     await log.open(A, 1)
     await log.append([append(A, delta(1), delta(2))])
