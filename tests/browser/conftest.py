@@ -81,8 +81,8 @@ def server(start_server):
 
 @pytest.fixture(scope="session")
 def slow_server(start_server):
-    """A server that says the same in five seconds, for what must happen before the end. Stop what need not end."""
-    return start_server("scripted:?tokens_per_s=20&tokens=100&slots=16")
+    """A server whose replies take fifteen seconds, for what must happen before the end: stop what you have seen."""
+    return start_server("scripted:?tokens_per_s=20&tokens=300&slots=16")
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -27,6 +27,7 @@ class CuttingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.cuts = 0
+        self._cut = asyncio.Condition()
         self.cut_after: int | None = None
         self._clients: set[asyncio.StreamWriter] = set()
         self._gone = False
@@ -43,6 +44,16 @@ class CuttingProxy:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def have_cut(self, times: int) -> None:
+        """Return when so many streams have been cut."""
+        async with self._cut:
+            await self._cut.wait_for(lambda: self.cuts >= times)
+
+    async def _count(self) -> None:
+        async with self._cut:
+            self.cuts += 1
+            self._cut.notify_all()
 
     def vanish(self) -> None:
         """Reset every connection, and each new one at once."""
@@ -93,6 +104,6 @@ class CuttingProxy:
             if left is not None:
                 left -= len(data)
                 if left <= 0:
-                    self.cuts += 1
+                    await self._count()
                     raise ConnectionResetError
         raise ConnectionResetError

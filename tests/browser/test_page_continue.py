@@ -13,6 +13,12 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 PAST_THE_LIMIT = "Continue past the length limit that was reached"
 
 
+@pytest.fixture(scope="module")
+def story_server(start_server):
+    """A server that says in five seconds what ``server`` says at once. It can be stopped and started again."""
+    return start_server("scripted:?tokens_per_s=20&tokens=100&slots=16", CHATSVC_SERVER_GRACE_S="1")
+
+
 async def ask(tab, text, **options):
     """Have a message answered without the page. Returns the conversation's id."""
     conversation = (await tab.api("POST", "v1/conversations", {}))["id"]
@@ -46,13 +52,13 @@ async def wordless_streams(tab):
     await tab.page.unroute("**/stream?*")
 
 
-async def test_a_stopped_reply_is_continued_to_the_whole_story_and_the_arrows_lead_back(visit, server, slow_server):
+async def test_a_stopped_reply_is_continued_to_the_whole_story_and_the_arrows_lead_back(visit, server, story_server):
     quick = await visit(base_url=server.base_url)
     await quick.send("A long story, please.")
     await quick.reply_is("complete")
     whole = (await quick.stored_reply())["content"]
 
-    tab = await visit(base_url=slow_server.base_url)
+    tab = await visit(base_url=story_server.base_url)
     await tab.send("A long story, please.")
     await tab.reply_shows_text(20)
     await tab.stop_the_reply()
@@ -108,19 +114,14 @@ async def test_a_reply_that_reached_its_limit_says_so_and_is_continued_with_the_
     await expect(tab.button(PAST_THE_LIMIT)).to_be_hidden()
 
 
-@pytest.fixture
-def mortal_server(start_server):
-    return start_server("scripted:?tokens_per_s=20&tokens=100&slots=16", CHATSVC_SERVER_GRACE_S="1")
-
-
 @pytest.mark.slow
-async def test_a_reply_whose_server_went_away_can_be_tried_again_or_continued(visit, mortal_server):
-    tab = await visit(base_url=mortal_server.base_url, **PHONE)
+async def test_a_reply_whose_server_went_away_can_be_tried_again_or_continued(visit, story_server):
+    tab = await visit(base_url=story_server.base_url, **PHONE)
     await tab.field.fill("Die, please.")
     await tab.button("Send").tap()
     await tab.reply_shows_text(20)
-    await asyncio.to_thread(mortal_server.stop)
-    await asyncio.to_thread(mortal_server.start)
+    await asyncio.to_thread(story_server.stop)
+    await asyncio.to_thread(story_server.start)
     await tab.reply_is("failed")
     broken = await tab.stored_reply()
     assert broken["content"] != ""
