@@ -13,6 +13,7 @@ what to do, and never hold message text or secrets.
     ├── TooManyReplies
     ├── Unavailable ─ StoreUnavailable · LogUnavailable · EngineUnavailable · Draining
     ├── EngineFailed ─ WorkerLost
+    ├── EngineRefused
     └── ConfigError
 """
 
@@ -190,6 +191,14 @@ class EngineFailed(ChatError):
     code = "engine_failed"
     title = "The model failed to finish this reply"
     retryable = True
+
+
+class EngineRefused(ChatError):
+    """A healthy engine will not take this prompt; it would not the next time either."""
+
+    code = "engine_refused"
+    title = "The model does not take this request"
+    status = 502
 
 
 class WorkerLost(EngineFailed):

@@ -25,7 +25,7 @@ from chatsvc.api.schemas import (
 from chatsvc.api.stream_token import StreamTokens
 from chatsvc.api.strict_json import StrictJson
 from chatsvc.conversation import Message, Role
-from chatsvc.errors import CannotContinue, NotFound
+from chatsvc.errors import CannotContinue, NotFound, StoreUnavailable
 from chatsvc.ids import is_plausible, new_conversation_id
 from chatsvc.limits import Principal
 from chatsvc.scheduler import NewAnswer, NewMessage, Scheduler
@@ -190,4 +190,8 @@ def _to_continue(message: Message) -> Message:
 
 
 async def _answer(submitted: Submitted, scheduler: Scheduler, tokens: StreamTokens) -> Accepted:
-    return accepted(submitted.run, await scheduler.position(submitted.run), tokens.url)
+    try:
+        position = await scheduler.position(submitted.run)
+    except StoreUnavailable:
+        position = None  # the run is committed; where it stands is told by its stream
+    return accepted(submitted.run, position, tokens.url)

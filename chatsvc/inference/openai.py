@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from chatsvc.conversation import Role
-from chatsvc.errors import ChatError, EngineFailed, EngineUnavailable
+from chatsvc.errors import ChatError, EngineFailed, EngineRefused, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.openai_stream import Completion, estimate_tokens, event_data
 from chatsvc.inference.slots import Slots
@@ -191,7 +191,7 @@ class OpenAIEngine(Engine):
             wait = response.headers.get("retry-after", "")
             seconds = min(float(wait), _RETRY_AFTER_MOST_S) if wait.isdecimal() else 2.0
             return EngineUnavailable(f"The server of {self._model} answers {status}.", retry_after=seconds)
-        return EngineFailed(f"The server of {self._model} refuses this request with {status}.")
+        return EngineRefused(f"The server of {self._model} refuses this request with {status}.")
 
     def _lost(self, error: httpx.HTTPError, *, any_said: bool) -> ChatError:
         what = type(error).__name__

@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from chatsvc.errors import EngineUnavailable
+from chatsvc.errors import ChatError, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
@@ -68,27 +68,42 @@ class SupervisedEngine(Engine):
         bad_looks = 0
         while True:
             await asyncio.sleep(self._look_every_s)
-            health = await self.health()
+            health = await self._looked_at()
             bad_looks = 0 if health.ready else bad_looks + 1
             if bad_looks >= _BAD_LOOKS:
                 await self._replace(health.reason or "it is not healthy")
                 bad_looks = 0
+
+    async def _looked_at(self) -> EngineHealth:
+        try:
+            return await self.health()
+        except Exception as error:
+            _logger.exception("engine could not be looked at", model=self._model, error_type=type(error).__name__)
+            return EngineHealth(ready=False, reason=f"it cannot tell how it is ({type(error).__name__})")
 
     async def _replace(self, reason: str) -> None:
         _logger.error("engine is replaced", model=self._model, reason=reason)
         broken, self._engine = self._engine, None
         self._why_away = f"it is being restarted ({reason})"
         if broken is not None:
-            await broken.aclose()
+            try:
+                await broken.aclose()
+            except Exception as error:
+                # It is broken; whatever it says while it goes, a new one is made.
+                _logger.exception(
+                    "broken engine did not close well", model=self._model, error_type=type(error).__name__
+                )
         failures = 0
         while self._engine is None:
             try:
                 await self.start(_logger.info)
-            except EngineUnavailable as error:
+            except Exception as error:  # noqa: BLE001
+                # Starting runs a library's own code, which raises what it likes: all of it means "not now".
                 wait_s = self._waits_s[min(failures, len(self._waits_s) - 1)]
                 failures += 1
-                self._why_away = f"it could not be restarted ({error.detail}); trying again"
-                _logger.warning("engine could not be restarted", model=self._model, reason=error.detail, wait_s=wait_s)
+                reason = error.detail if isinstance(error, ChatError) else f"{type(error).__name__}: {error}"
+                self._why_away = f"it could not be restarted ({reason}); trying again"
+                _logger.warning("engine could not be restarted", model=self._model, reason=reason, wait_s=wait_s)
                 await asyncio.sleep(wait_s)
         self.restarts += 1
         _logger.info("engine is back", model=self._model, restarts=self.restarts)

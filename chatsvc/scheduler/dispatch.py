@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -27,6 +27,7 @@ _log = structlog.get_logger(__name__)
 
 SWEEP_S: Final = 5.0
 """How often the queued rows are read for runs whose notification was lost."""
+SWEEP_LIMIT: Final = 1000
 RETRY_S: Final = 0.5
 
 
@@ -53,7 +54,8 @@ class Dispatcher:
         self._throughput = throughput
         self._active: dict[str, ActiveRun] = {}
         self._used: Counter[str] = Counter()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._claiming: dict[str, Interrupt | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Event()
         self._sweep = asyncio.Event()
         self._idle = asyncio.Event()
@@ -65,7 +67,7 @@ class Dispatcher:
 
     def offer(self, run_id: str, model: str) -> None:
         """A run waits. Called for runs posted here and for those that Postgres notifies of."""
-        if run_id not in self._active and model in self._engines:
+        if run_id not in self._active and run_id not in self._claiming and model in self._engines:
             self._queue.put(Waiting(run_id, model))
             self._work.set()
 
@@ -73,6 +75,10 @@ class Dispatcher:
         """Cut a run short if it is in this process; False when it is not."""
         self._queue.discard(run_id)
         active = self._active.get(run_id)
+        if run_id in self._claiming:
+            # Whether the claim succeeds is not known yet; if it does, the run begins with this.
+            self._claiming[run_id] = why
+            return True
         if active is None:
             return False
         active.interrupt(why)
@@ -111,6 +117,10 @@ class Dispatcher:
         """Run id and attempt of every run being worked on."""
         return {(active.run.id, active.run.attempt) for active in self._active.values()}
 
+    def run_ids(self) -> set[str]:
+        """The runs being worked on, and those whose claim is under way."""
+        return self._active.keys() | self._claiming.keys()
+
     def actives(self) -> list[ActiveRun]:
         """All runs being worked on."""
         return list(self._active.values())
@@ -146,8 +156,14 @@ class Dispatcher:
         while True:
             self._sweep.clear()
             try:
-                for run in await self._store.runs.queued():
+                before = self._queue.ids()
+                queued = await self._store.runs.queued(limit=SWEEP_LIMIT)
+                for run in queued:
                     self.offer(run.id, run.model)
+                if len(queued) < SWEEP_LIMIT:
+                    # Others have taken these: they would only be proposed in vain.
+                    for run_id in before - {run.id for run in queued}:
+                        self._queue.discard(run_id)
             except StoreUnavailable as error:
                 _log.warning("sweep of the queue postponed", reason=error.detail)
             with contextlib.suppress(TimeoutError):
@@ -156,14 +172,29 @@ class Dispatcher:
 
     async def _dispatch(self) -> None:
         while not self._draining and (taken := self._queue.take(self._free())):
+            self._claiming |= dict.fromkeys((waiting.run_id for waiting in taken), None)
+            self._idle.clear()
             try:
                 claimed = await self._store.runs.claim([waiting.run_id for waiting in taken], self.worker_id)
             except BaseException:
+                interrupted = self._forget_claims(taken)
                 for waiting in taken:
-                    self._queue.put(waiting)
+                    if interrupted[waiting.run_id] is None:
+                        self._queue.put(waiting)
+                self._note_idle()
                 raise
+            interrupted = self._forget_claims(taken)
             for run in claimed:
-                self._start(run)
+                self._start(run, interrupted[run.id])
+            self._note_idle()
+
+    def _forget_claims(self, taken: Sequence[Waiting]) -> dict[str, Interrupt | None]:
+        """The claims are answered; what was to interrupt the runs meanwhile."""
+        return {waiting.run_id: self._claiming.pop(waiting.run_id, None) for waiting in taken}
+
+    def _note_idle(self) -> None:
+        if not self._active and not self._claiming:
+            self._idle.set()
 
     def _free(self) -> dict[str, int]:
         return {
@@ -172,30 +203,39 @@ class Dispatcher:
             if model not in self._unready and (free := slots - self._used[model]) > 0
         }
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: Run, interrupted: Interrupt | None) -> None:
+        if run.id in self._active:
+            _log.error("run was claimed twice by one worker", run_id=run.id, attempt=run.attempt)
+            self._active[run.id].interrupt(Interrupt.LOST)
         active = ActiveRun(run)
+        # Claimed while the shutdown began: given back at once.
+        if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
+            active.interrupt(why)
         self._active[run.id] = active
         self._used[run.model] += 1
         self._idle.clear()
-        self._tasks[run.id] = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
+        task = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _carry_out(self, active: ActiveRun) -> None:
+        model = active.run.model
         try:
-            with self._throughput.measure(active.run.model):
-                if not await self._runner.execute(active):
-                    # Until its health was looked at again: what waits is not to be burnt on a dead engine.
-                    self.set_ready(active.run.model, False)
+            with self._throughput.measure(model):
+                engine_was_there = await self._runner.execute(active)
+            if not engine_was_there:
+                # What waits is not to be burnt on a dead engine; one that merely refused this run goes on.
+                self.set_ready(model, (await self._engines[model].health()).ready)
         except Exception as error:  # noqa: BLE001
             # Not even its end could be written. The run is still ours in Postgres: the lease keeper finds it there.
             _log.exception("run was dropped", run_id=active.run.id, error_type=type(error).__name__)
         finally:
-            del self._active[active.run.id]
-            self._used[active.run.model] -= 1
-            del self._tasks[active.run.id]
+            self._used[model] -= 1
+            if self._active.get(active.run.id) is active:
+                del self._active[active.run.id]
             active.ended.set()
             self._work.set()
-            if not self._active:
-                self._idle.set()
+            self._note_idle()
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly."""
@@ -208,11 +248,12 @@ class Dispatcher:
             for active in list(self._active.values()):
                 active.interrupt(Interrupt.DRAIN)
             # What remains is a compare-and-set and one append each; only an absent Postgres can hold it up.
-            await asyncio.wait(list(self._tasks.values()), timeout=5.0)
+            if self._tasks:
+                await asyncio.wait(set(self._tasks), timeout=5.0)
 
     async def aclose(self) -> None:
         """Cancel what still runs and wait for it."""
-        tasks = list(self._tasks.values())
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

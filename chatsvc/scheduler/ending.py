@@ -47,7 +47,7 @@ async def announce(writer: LogWriter, run: Run, ttl_s: float) -> None:
     if event is None:
         raise ValueError(f"run {run.id} has not ended")
     try:
-        reply = await writer.open(run.id, run.attempt)
+        reply = await writer.open(run.id, run.attempt, after=run.last_seq - 1)
     except Fenced:
         return
     if reply.last_seq < run.last_seq:

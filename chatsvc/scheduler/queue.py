@@ -33,6 +33,10 @@ class RunQueue(Protocol):
         """Forget a run; unknown ids are fine."""
         ...
 
+    def ids(self) -> set[str]:
+        """The runs that wait."""
+        ...
+
     def __len__(self) -> int:
         """How many wait."""
         ...
@@ -64,6 +68,9 @@ class FifoQueue:
         model = self._model_of.pop(run_id, None)
         if model is not None:
             del self._by_model[model][run_id]
+
+    def ids(self) -> set[str]:
+        return set(self._model_of)
 
     def __len__(self) -> int:
         return len(self._model_of)

@@ -52,6 +52,15 @@ class _Progress:
         self.usage = Usage()
         self.finish_reason: str | None = None
         self.failure: ChatError | None = None
+        self.kept = ""
+        """Text of the reply that is gone on with. Not shown before the first token, so that a run that has not
+        generated any can still be queued again."""
+
+    def show_kept(self, reply: ReplyWriter) -> None:
+        """Begin the reply with the kept text, once."""
+        if self.kept:
+            reply.delta(self.kept, 0)
+            self.kept = ""
 
 
 class Runner:
@@ -89,17 +98,25 @@ class Runner:
                 return True
             progress = _Progress()
             try:
-                self._checkpoints.track(active, reply, lambda: progress.usage)
-                await self._generate(active, reply, progress)
-            finally:
-                self._checkpoints.forget(run.id)
-            if active.why is Interrupt.GONE or active.why is Interrupt.LOST or reply.fenced:
+                await self._carry_out(active, reply, progress)
+            except BaseException:
                 reply.discard()
-                _log.info("run given up", why="fenced" if active.why is None else active.why.value)
-            else:
-                await self._end(active, reply, progress)
+                raise
             self._count(run, progress)
             return not isinstance(progress.failure, ENGINE_AWAY)
+
+    async def _carry_out(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
+        run = active.run
+        try:
+            self._checkpoints.track(active, reply, lambda: progress.usage)
+            await self._generate(active, reply, progress)
+        finally:
+            self._checkpoints.forget(run.id)
+        if active.why is Interrupt.GONE or active.why is Interrupt.LOST or reply.fenced:
+            reply.discard()
+            _log.info("run given up", why="fenced" if active.why is None else active.why.value)
+        else:
+            await self._end(active, reply, progress)
 
     def _count(self, run: Run, progress: _Progress) -> None:
         usage = progress.usage
@@ -116,8 +133,9 @@ class Runner:
         try:
             await generation
         except asyncio.CancelledError:
-            if active.why is None:  # our own task is being cancelled, not the generation
-                raise
+            task = asyncio.current_task()
+            if active.why is None or (task is not None and task.cancelling()):
+                raise  # our own task is being cancelled, not only the generation
         except ChatError as error:
             progress.failure = error
             _log.warning("generation failed", code=error.code, detail=error.detail)
@@ -133,9 +151,7 @@ class Runner:
                 Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=self._clock.now())
             )
         kept = await self._kept_text(run)
-        if kept and not reply.text:
-            # Shown before the engine is asked: whatever becomes of the rest, this is kept.
-            reply.delta(kept.content, 0)
+        progress.kept = kept.content if kept else ""
         prompt = await self._prompt(run, engine, kept)
         window = engine.limits.window
         sampling = Sampling(
@@ -157,6 +173,7 @@ class Runner:
                 if first:
                     first = False
                     reply.event(_context_event(progress.usage, chunk.cached_tokens, window))
+                    progress.show_kept(reply)
                 if chunk.text:
                     reply.delta(chunk.text, chunk.output_tokens)
                 if chunk.finish_reason is not None:
@@ -186,6 +203,7 @@ class Runner:
                 _log.info("run queued again, nothing was shown yet")
                 await reply.close(None)
                 return
+        progress.show_kept(reply)
         outcome = _outcome(active, reply, progress)
         won = await _patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
         if not won:

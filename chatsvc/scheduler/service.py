@@ -24,6 +24,7 @@ from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.dispatch import Dispatcher
 from chatsvc.scheduler.ending import announce
 from chatsvc.scheduler.lease import LeaseKeeper
+from chatsvc.scheduler.orphans import Orphans
 from chatsvc.scheduler.positions import Positions, Teller, Watch
 from chatsvc.scheduler.queue import FifoQueue
 from chatsvc.scheduler.runner import Runner
@@ -86,16 +87,15 @@ class Scheduler:
             throughput=throughput,
             worker_id=f"{config.region}-{uuid.uuid4().hex}",
         )
+        self._orphans = Orphans(store=store, log=log, writer=writer, clock=clock, log_ttl_s=self._log_ttl_s)
         self._lease = LeaseKeeper(
             store=store,
-            log=log,
-            writer=writer,
             dispatcher=self.dispatcher,
-            roles=sorted(config.roles),
+            orphans=self._orphans,
+            roles=[*sorted(config.roles), *(f"model:{name}" for name in engines)],
             capacity=sum(slots.values()),
             renew_s=config.lease.renew_s,
             ttl_s=config.lease.ttl_s,
-            log_ttl_s=self._log_ttl_s,
             clock=clock,
         )
         self._abandonment = Abandonment(log=log, dispatcher=self.dispatcher, tiers=config.tiers, clock=clock)
@@ -132,7 +132,8 @@ class Scheduler:
         run = await self._store.runs.request_stop(user_id, response_id)
         # In another process the notification that was committed with the request does this.
         self.dispatcher.interrupt(response_id, Interrupt.STOP)
-        if before.status is RunStatus.QUEUED and run.status is RunStatus.STOPPED:
+        if run.status is RunStatus.STOPPED and run.owner is None:
+            # It ended in the queue, so no worker will say so.
             await announce(self._writer, run, self._log_ttl_s)
         return run
 
@@ -239,9 +240,10 @@ class Scheduler:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.positions.run(), name="positions")
+            # Also without engines: somebody has to judge the dead when the last worker dies.
+            tasks.create_task(self._lease.run(), name="lease")
             if not self.engines:
                 return
-            tasks.create_task(self._lease.run(), name="lease")
             tasks.create_task(self._checkpoints.run(), name="checkpoints")
             tasks.create_task(self._watch_health(), name="engine health")
             tasks.create_task(self.dispatcher.run(), name="dispatch")
@@ -252,8 +254,7 @@ class Scheduler:
     async def aclose(self) -> None:
         """Cut what still runs, and give the lease up so that nobody waits for it to run out."""
         await self.dispatcher.aclose()
-        if not self.engines:
-            return
+        await self._orphans.aclose()
         try:
             await self._store.workers.leave(self.dispatcher.worker_id)
         except StoreUnavailable as error:

@@ -62,6 +62,9 @@ _BRANCH: Final = statement("""
     )
     SELECT {message:m} FROM up JOIN messages m USING (id) ORDER BY up.depth
 """)
+_CAN_LEAD: Final = """
+    SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s AND role IN ('assistant', 'system')
+"""
 _IN_CONVERSATION: Final = "SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s"
 _OWN_MESSAGE: Final = statement("""
     SELECT {message:m} FROM messages m WHERE m.id = %(id)s AND m.user_id = %(user_id)s
@@ -225,8 +228,9 @@ class Conversations:
 
         async def work(connection: Connection) -> Conversation:
             _conversation(await fetch(connection, _GET, params))
-            if head is not None and not await fetch(connection, _IN_CONVERSATION, params | {"leaf": head}):
-                raise UnknownParent("The head is not a message of this conversation.", field="head_message_id")
+            if head is not None and not await fetch(connection, _CAN_LEAD, params | {"leaf": head}):
+                # The next message goes below the head, and a message goes below a reply only.
+                raise UnknownParent("The head must be a reply of this conversation.", field="head_message_id")
             return _conversation(await fetch(connection, _UPDATE, params))
 
         return await self._db.transaction(work)

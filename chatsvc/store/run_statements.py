@@ -21,6 +21,16 @@ OPEN: Final = statement("""
     ORDER BY r.created_at, r.id
 """)
 
+UNSERVED: Final = statement("""
+    SELECT {run:r} FROM runs r
+    WHERE r.status = 'queued' AND r.created_at < clock_timestamp() - make_interval(secs => %(patience_s)s)
+        AND EXISTS (SELECT 1 FROM workers w WHERE w.expires_at > clock_timestamp() AND w.capacity > 0)
+        AND NOT EXISTS (
+            SELECT 1 FROM workers w WHERE w.expires_at > clock_timestamp() AND 'model:' || r.model = ANY(w.roles)
+        )
+    ORDER BY r.created_at, r.id LIMIT 100
+""")
+
 NOT_ENDED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status IN ('queued', 'streaming')"
 
 QUEUED: Final = statement("""

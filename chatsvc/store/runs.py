@@ -76,6 +76,13 @@ class Runs:
         """All users' waiting runs, oldest first."""
         return await self._many(sql.QUEUED, {"limit": limit})
 
+    async def unserved(self, *, patience_s: float = 30.0) -> list[Run]:
+        """Runs that wait for a model which no living worker names among its roles (``model:<name>``).
+
+        None while no worker lives at all, and none younger than ``patience_s``: a deployment may be under way.
+        """
+        return await self._many(sql.UNSERVED, {"patience_s": patience_s})
+
     async def positions(self) -> dict[str, int]:
         """Every waiting run's place among those of its model, 1 for the oldest."""
         rows = await self._db.query(sql.POSITIONS)

@@ -49,7 +49,8 @@ _WRITE: Final = statement("""
     ), answer AS (
         INSERT INTO messages
             (id, user_id, conversation_id, parent_id, role, content, status, model, response_id, created_at)
-        SELECT %(message_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, 'assistant', '', 'queued',
+        SELECT %(message_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, 'assistant',
+            coalesce((SELECT content FROM messages kept WHERE kept.id = %(continues_message_id)s), ''), 'queued',
             %(model)s, %(response_id)s, at + interval '1 microsecond'
         FROM moment
     ), head AS (

@@ -139,8 +139,8 @@ async def no_more_text_comes(rendered):
 
 @pytest.mark.slow
 async def test_a_killed_worker_leaves_its_reply_failed_with_what_was_shown_and_retryable(start_server, client):
-    worker = start_server("scripted:?tokens_per_s=20&tokens=400")
-    other = start_server("scripted:?tokens_per_s=20&tokens=20", beside=worker)
+    worker = start_server("scripted:?tokens_per_s=20&tokens=400", CHATSVC_SERVER_GRACE_S="1")
+    other = start_server("scripted:?tokens_per_s=20&tokens=400", beside=worker, CHATSVC_SERVER_GRACE_S="1")
     doomed = Api(client, worker.base_url)
     api = Api(client, other.base_url, doomed.headers)
     # Whichever took the run: kill that one and read through the other.

@@ -12,7 +12,7 @@ ROUTES = [
     ("GET", "/v1/conversations/{conversation}/messages", None),
     ("GET", "/v1/conversations/{conversation}/messages?leaf={message}", None),
     ("PATCH", "/v1/conversations/{conversation}", {"title": "mine"}),
-    ("PATCH", "/v1/conversations/{conversation}", {"head_message_id": "{user_message}"}),
+    ("PATCH", "/v1/conversations/{conversation}", {"head_message_id": "{message}"}),
     ("POST", "/v1/conversations/{conversation}/messages", {"content": "hi", "client_msg_id": "{fresh}"}),
     (
         "POST",

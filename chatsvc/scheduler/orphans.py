@@ -1,0 +1,177 @@
+"""Settles runs that this process holds and nobody works on: those of dead workers, and claims whose answer was lost.
+
+    text was shown ─▶ failed and retryable, with all that was shown (a stop that was asked for: stopped)
+    nothing shown  ─▶ queued again
+    cannot be told, since the log is away ─▶ looked at again for a while, then failed: nothing is sampled twice (L6)
+
+Each is settled in a task of its own, a few at a time. One that fails is found again by the next heartbeats, as a stray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from chatsvc.clock import Clock
+from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
+from chatsvc.run import Outcome, Run, RunStatus
+from chatsvc.scheduler.ending import announce, terminal_event
+from chatsvc.store import SettledReply, Store
+from chatsvc.streamlog.base import Fenced, StreamLog
+from chatsvc.streamlog.snapshot import text_through
+from chatsvc.streamlog.writer import LogWriter, ReplyWriter
+
+_log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 8
+LOG_PATIENCE_S: Final = 8.0
+"""How long the log of a run that may have shown something is waited for."""
+MAX_ENTRIES: Final = 1_000_000
+"""More than any reply has: the log of an orphan is read whole."""
+UNSERVED: Final = "unserved"
+LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
+
+
+class _LogAway(Exception):
+    """What was shown cannot be told now."""
+
+
+class Orphans:
+    """Owns the tasks that settle. ``aclose`` it before the store."""
+
+    def __init__(self, *, store: Store, log: StreamLog, writer: LogWriter, clock: Clock, log_ttl_s: float) -> None:
+        self._store = store
+        self._streamlog = log
+        self._writer = writer
+        self._clock = clock
+        self._log_ttl_s = log_ttl_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._first_seen: dict[str, float] = {}
+
+    def run_ids(self) -> set[str]:
+        """The runs being settled now."""
+        return set(self._tasks)
+
+    def settle(self, run_id: str) -> None:
+        """Settle a run that this process holds, beside whatever else it does."""
+        if run_id not in self._tasks:
+            self._first_seen.setdefault(run_id, self._clock.monotonic())
+            self._tasks[run_id] = asyncio.create_task(self._settle_safely(run_id), name=f"settle {run_id}")
+
+    def settle_unserved(self) -> None:
+        """Fail queued runs of models that no living worker serves (any more), though some worker lives."""
+        if UNSERVED not in self._tasks:
+            self._tasks[UNSERVED] = asyncio.create_task(self._fail_unserved(), name="settle unserved runs")
+
+    async def aclose(self) -> None:
+        """Cancel what is under way and wait for it."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _settle_safely(self, run_id: str) -> None:
+        try:
+            async with self._places:
+                await self._settle(run_id)
+            self._first_seen.pop(run_id, None)
+        except (StoreUnavailable, _LogAway) as error:
+            _log.warning("orphan not settled yet", run_id=run_id, reason=str(error))
+        except Exception as error:  # noqa: BLE001
+            # The run stays ours and is found again; the loops that keep the lease must not go down with it.
+            _log.exception("orphan not settled", run_id=run_id, error_type=type(error).__name__)
+        finally:
+            del self._tasks[run_id]
+
+    async def _settle(self, run_id: str) -> None:
+        try:
+            stored = await self._store.runs.reply(run_id)
+        except NotFound:
+            return  # its conversation was deleted, and its log with it
+        run = stored.run
+        if run.status is not RunStatus.STREAMING:
+            return
+        try:
+            # Opening fences the old worker off before its log is read: what is read is all there will ever be.
+            reply = await self._writer.open(run.id, run.attempt, after=run.last_seq)
+        except Fenced:
+            _log.warning("orphan's log is ahead of its run", run_id=run.id, attempt=run.attempt)
+            return
+        try:
+            await self._end(run, stored, reply)
+        except BaseException:
+            reply.discard()
+            raise
+
+    async def _end(self, run: Run, stored: SettledReply, reply: ReplyWriter) -> None:
+        shown = await self._shown(run, stored)
+        last_seq, text = shown or (stored.text_seq, stored.text)
+        nothing_shown = shown is not None and not text and not run.stop_requested
+        if nothing_shown and await self._store.runs.requeue(run.id, run.attempt, reply.last_seq):
+            await reply.close(None)
+            _log.info("orphan queued again", run_id=run.id)
+            return
+        stopped = run.stop_requested
+        outcome = Outcome(
+            status=RunStatus.STOPPED if stopped else RunStatus.FAILED,
+            text=text or stored.text,
+            last_seq=max(last_seq, reply.last_seq) + 1,
+            finish_reason="stopped" if stopped else None,
+            usage=run.usage,
+            error_code=None if stopped else WorkerLost.code,
+            error_message=None if stopped else LOST_MESSAGE,
+        )
+        if not await self._store.runs.finish(run.id, run.attempt, outcome):
+            reply.discard()
+            return
+        reply.event(
+            terminal_event(
+                message_id=run.message_id,
+                finish_reason=outcome.finish_reason,
+                usage=outcome.usage,
+                error_code=outcome.error_code,
+                error_message=outcome.error_message,
+            )
+        )
+        await reply.close(self._log_ttl_s)
+        _log.warning("orphan ended", run_id=run.id, status=outcome.status.value)
+
+    async def _shown(self, run: Run, stored: SettledReply) -> tuple[int, str] | None:
+        """The last event that readers may have seen and the text up to it: by the log, else by the last checkpoint.
+
+        None when it cannot be told; raises ``_LogAway`` while it is worth asking again.
+        """
+        # Before the first checkpoint the stored text is at most what the reply began with.
+        saved = (stored.text_seq, stored.text) if stored.text_seq else (0, "")
+        try:
+            logged = await self._streamlog.read(run.id, 0, limit=MAX_ENTRIES)
+        except LogUnavailable as error:
+            waited_s = self._clock.monotonic() - self._first_seen[run.id]
+            if saved[1] or waited_s > LOG_PATIENCE_S:
+                _log.warning("orphan settled without its log", run_id=run.id, reason=error.detail)
+                return saved if saved[1] else None
+            raise _LogAway(error.detail) from error
+        shown = text_through(logged.entries) or text_through(logged.entries, seq=saved[0], text=saved[1])
+        return shown if shown is not None and shown[0] >= saved[0] else saved
+
+    async def _fail_unserved(self) -> None:
+        try:
+            for run in await self._store.runs.unserved():
+                outcome = Outcome(
+                    status=RunStatus.FAILED,
+                    text="",
+                    last_seq=run.last_seq + 1,
+                    error_code=UnknownModel.code,
+                    error_message=f"The model {run.model} is not served any more. Choose another one.",
+                )
+                ended = await self._store.runs.finish_queued(run.id, outcome)
+                if ended is not None:
+                    await announce(self._writer, ended, self._log_ttl_s)
+                    _log.warning("queued run of an unserved model ended", run_id=run.id, model=run.model)
+        except StoreUnavailable as error:
+            _log.warning("unserved runs not looked for", reason=error.detail)
+        finally:
+            del self._tasks[UNSERVED]
