@@ -142,7 +142,6 @@ class _RelayedPipe:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._outbox.close()
         return not self._gone
 
     async def _follow(self, following: Coroutine[Any, Any, None]) -> None:

@@ -147,7 +147,8 @@ async def test_a_log_that_gets_its_first_reader_while_the_tail_waits_is_followed
             await asyncio.sleep(0.03)  # the tail waits, for the first log only
             await other.replay()
             await write(log, 1, response_id=B)
-            await client.until(lambda client: client.ids == [1])
+            async with asyncio.timeout(2):  # the tail asks again by itself only after five
+                await client.until(lambda client: client.ids == [1])
 
 
 async def test_what_is_appended_while_a_reader_replays_is_neither_missed_nor_repeated(hub, log):
