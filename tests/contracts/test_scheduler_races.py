@@ -1,0 +1,247 @@
+"""The scheduler's rare moments, on a real store: claims under way, orphans, and a log that is away (L3, L5, L6, L9)."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from store_world import ALICE, World, checkpoint
+from streaming import append, soon
+
+from chatsvc.clock import SystemClock
+from chatsvc.config import Config, ModelConfig
+from chatsvc.errors import LogUnavailable
+from chatsvc.events import Delta, entry
+from chatsvc.inference.factory import create_engine
+from chatsvc.run import RunStatus
+from chatsvc.scheduler import Scheduler
+from chatsvc.scheduler import orphans as orphans_module
+from chatsvc.streamlog.hub import Hub
+from chatsvc.streamlog.memory import MemoryLog
+from chatsvc.streamlog.snapshot import text_through
+from chatsvc.streamlog.writer import LogWriter
+
+DEAD = "a-worker-that-died"
+
+
+class FickleLog(MemoryLog):
+    """A log that can be away."""
+
+    away = False
+
+    async def open(self, response_id, attempt):
+        self._here()
+        return await super().open(response_id, attempt)
+
+    async def append(self, batch):
+        self._here()
+        return await super().append(batch)
+
+    async def position(self, response_id):
+        self._here()
+        return await super().position(response_id)
+
+    async def read(self, response_id, after, limit=10_000):
+        self._here()
+        return await super().read(response_id, after, limit)
+
+    def _here(self):
+        if self.away:
+            raise LogUnavailable("away")
+
+
+class HeldClaims:
+    """Lets a test act between a claim's commit and its answer."""
+
+    def __init__(self, runs):
+        self.claim = runs.claim
+        self.committed = asyncio.Event()
+        self.answer = asyncio.Event()
+        runs.claim = self
+
+    async def __call__(self, run_ids, owner):
+        claimed = await self.claim(run_ids, owner)
+        self.committed.set()
+        await self.answer.wait()
+        return claimed
+
+
+@asynccontextmanager
+async def scheduler(store, tmp_path, log=None, *, text="fresh words"):
+    log = log or FickleLog()
+    hub = Hub(log)
+    writer = LogWriter(log, hub, batch_ms=50, batch_tokens=16, holds=store.runs.holds)
+    url = f"scripted:?tokens_per_s=50&tokens=200&slots=2&text={text}"
+    engine = create_engine(url, name="small", data_dir=tmp_path)
+    await engine.start(lambda line: None)
+    made = Scheduler(
+        store=store,
+        log=log,
+        writer=writer,
+        engines={"small": engine},
+        default_model="small",
+        config=Config(data_dir=tmp_path, models={"small": ModelConfig(engine=url)}),
+        clock=SystemClock(),
+    )
+    made.log, made.hub, made.writer = log, hub, writer
+    loops = [asyncio.create_task(loop) for loop in (writer.run(), hub.run(), made.run())]
+    try:
+        yield made
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await made.aclose()
+        await engine.aclose()
+
+
+@pytest.fixture
+def world(store):
+    return World(store)
+
+
+async def status_of(store, run):
+    return (await store.runs.get(run.user_id, run.id)).status
+
+
+async def becomes(store, run, *statuses):
+    while (status := await status_of(store, run)) not in statuses:
+        await asyncio.sleep(0.02)
+    return status
+
+
+async def logged_text(log, run):
+    return text_through((await log.read(run.id, 0)).entries)[1]
+
+
+async def orphan(world, log, text=""):
+    """A run whose worker wrote some text into the log and died before its first checkpoint."""
+    run = await world.streaming(owner=DEAD)
+    await log.open(run.id, run.attempt)
+    if text:
+        await log.append([append(run.id, entry(Delta(text=text), attempt=run.attempt, seq=1))])
+    return run
+
+
+async def test_a_stop_between_a_claim_and_its_answer_is_not_lost_l9(store, world, tmp_path):
+    held = HeldClaims(store.runs)
+    async with scheduler(store, tmp_path) as made:
+        run = await world.queued()
+        await soon(held.committed.wait())
+        assert (await made.stop(ALICE.user_id, run.id)).status is RunStatus.STREAMING
+        held.answer.set()
+        assert await soon(becomes(store, run, RunStatus.STOPPED, RunStatus.COMPLETE)) is RunStatus.STOPPED
+        assert (await store.runs.get(run.user_id, run.id)).usage.output_tokens <= 1
+
+
+async def test_a_shutdown_waits_for_a_claim_under_way_and_gives_the_run_back(store, world, tmp_path):
+    held = HeldClaims(store.runs)
+    async with scheduler(store, tmp_path) as made:
+        run = await world.queued()
+        await soon(held.committed.wait())
+        draining = asyncio.create_task(made.drain(10))
+        await asyncio.sleep(0)
+        assert not draining.done()
+        held.answer.set()
+        await soon(draining)
+        assert await status_of(store, run) is RunStatus.QUEUED
+        assert made.dispatcher.active_count == 0
+
+
+async def test_what_was_shown_is_never_sampled_again_though_the_log_is_away_when_its_worker_dies_l6(
+    store, world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(orphans_module, "LOG_PATIENCE_S", 0.0)
+    log = FickleLog()
+    run = await orphan(world, log, "old shown text")
+    async with scheduler(store, tmp_path, log) as made:
+        made.log.away = True
+        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        made._orphans.settle(taken.id)
+        assert (
+            await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED, RunStatus.COMPLETE)) is RunStatus.FAILED
+        )
+        made.log.away = False
+        assert "fresh" not in await logged_text(made.log, run)
+
+
+async def test_an_orphan_that_may_have_shown_something_is_not_judged_while_its_log_is_away(store, world, tmp_path):
+    log = FickleLog()
+    run = await orphan(world, log, "old shown text")
+    async with scheduler(store, tmp_path, log) as made:
+        made.log.away = True
+        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        made._orphans.settle(taken.id)
+        while made._orphans.run_ids():
+            await asyncio.sleep(0.01)
+        assert await status_of(store, run) is RunStatus.STREAMING
+        made.log.away = False
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
+        assert (await world.message(run)).content == "old shown text" == await logged_text(made.log, run)
+
+
+async def test_an_orphan_that_had_shown_nothing_is_answered(store, world, tmp_path):
+    log = FickleLog()
+    run = await orphan(world, log)
+    async with scheduler(store, tmp_path, log, text="fresh") as made:
+        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.COMPLETE, RunStatus.FAILED)) is RunStatus.COMPLETE
+        assert (await world.message(run)).content == await logged_text(made.log, run)
+
+
+async def test_many_orphans_and_an_absent_log_do_not_hold_up_the_heartbeat(store, world, tmp_path):
+    runs = [await world.streaming(owner=DEAD) for _ in range(20)]
+    await store.runs.checkpoint([checkpoint(run, "saved") for run in runs])
+    async with scheduler(store, tmp_path) as made:
+        made.log.away = True
+        for run in await store.workers.take_over(made.dispatcher.worker_id):
+            made._orphans.settle(run.id)
+        async with asyncio.timeout(1):
+            await made._lease.beat()
+        made.log.away = False
+        for run in runs:
+            assert await soon(becomes(store, run, RunStatus.FAILED)) is RunStatus.FAILED
+        async with asyncio.timeout(10):
+            while made.writer.open_replies:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_conversation_deleted_under_an_orphan_harms_nobody(store, world, tmp_path):
+    log = FickleLog()
+    run = await orphan(world, log, "text")
+    async with scheduler(store, tmp_path, log) as made:
+        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        await store.conversations.delete(run.user_id, run.conversation_id)
+        made._orphans.settle(taken.id)
+        while made._orphans.run_ids():
+            await asyncio.sleep(0.01)
+        await made._lease.beat()
+        assert made.writer.open_replies == 0
+
+
+async def test_a_queued_run_of_a_model_nobody_serves_any_more_is_failed(store, world, tmp_path, monkeypatch):
+    unserved = store.runs.unserved
+    monkeypatch.setattr(store.runs, "unserved", lambda: unserved(patience_s=0))
+    async with scheduler(store, tmp_path) as made:
+        await made._lease.beat()
+        gone = await world.queued(model="of-yesterday")
+        made._orphans.settle_unserved()
+        assert await soon(becomes(store, gone, RunStatus.FAILED)) is RunStatus.FAILED
+        assert (await store.runs.get(gone.user_id, gone.id)).error_code == "unknown_model"
+
+
+async def test_runs_that_others_have_taken_leave_the_queue_with_the_next_sweep(store, world, tmp_path):
+    held = HeldClaims(store.runs)
+    async with scheduler(store, tmp_path) as made:
+        await world.queued()
+        await soon(held.committed.wait())  # the dispatcher waits for this answer, so the others stay in its queue
+        taken = [await world.queued() for _ in range(5)]
+        while made.dispatcher.waiting_count < 5:
+            await asyncio.sleep(0.01)
+        await held.claim([run.id for run in taken], "another-worker")
+        made.dispatcher.sweep_soon()
+        async with asyncio.timeout(5):
+            while made.dispatcher.waiting_count:
+                await asyncio.sleep(0.01)
+        held.answer.set()
