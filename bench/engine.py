@@ -34,7 +34,7 @@ from chatsvc.inference.embedded_model import EMBEDDED_MODEL, unpack_embedded_mod
 START_TIMEOUT_S = 240.0
 # What chatsvc asks of vLLM on a CPU by default, said in the words of vLLM's server.
 SAME_ENGINE = (
-    "--dtype bfloat16 --enforce-eager --block-size 32 --max-num-seqs 32 --max-num-batched-tokens 1024 "
+    "--dtype bfloat16 --enforce-eager --block-size 32 --max-num-seqs 32 --max-num-batched-tokens 256 "
     f"--kv-cache-memory-bytes {1 << 30}"
 )
 TOPICS = ("a lighthouse", "two rivers", "a lost map", "the first snow", "an old clock", "a night train", "bees", "salt")
@@ -157,7 +157,8 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 log=Path(directory) / "chatsvc.log",
             ),
         ):
-            await compare(ports, streams=4, rounds=1, tokens=16)  # kernels warm up
+            print("both servers are up, warming up", file=sys.stderr)
+            await compare(ports, streams=4, rounds=2, tokens=16)
             return [await compare(ports, streams, arguments.rounds, arguments.tokens) for streams in arguments.streams]
 
 

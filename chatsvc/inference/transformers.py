@@ -18,7 +18,7 @@ from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
-from chatsvc.inference.loading import load_in_thread, warm_up
+from chatsvc.inference.loading import forget_loaded, load_in_thread, warm_up
 from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
 from chatsvc.inference.transformers_options import TransformersOptions
@@ -167,6 +167,7 @@ class TransformersEngine(Engine):
             mailbox.put(None)
         if self._batch is not None:
             await asyncio.to_thread(self._batch.close)
+            await asyncio.to_thread(forget_loaded)
 
     def _deliver(self, outputs: Sequence[Any]) -> None:
         """Called in the batching thread."""

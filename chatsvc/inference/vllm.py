@@ -10,7 +10,6 @@ The path of a token is kept short: vLLM's output collector is read directly, and
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoa
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
 from chatsvc.inference.lifeline import Lifeline
-from chatsvc.inference.loading import load_in_thread, warm_up
+from chatsvc.inference.loading import forget_loaded, load_in_thread, warm_up
 from chatsvc.inference.pulse import Pulse
 from chatsvc.inference.vllm_options import VllmOptions
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
@@ -199,8 +198,10 @@ class VllmEngine(Engine):
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
-        if self._pulse is not None:
-            await self._pulse.aclose()
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            await pulse.aclose()
+            del pulse
         core.output_processor.propagate_error(self._module.EngineDeadError())
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=_ABORTS_S)
@@ -208,7 +209,7 @@ class VllmEngine(Engine):
         await self._lifeline.aclose()
         # Its destructor would run again when the interpreter is already half gone, and complain.
         del core
-        await asyncio.to_thread(gc.collect)
+        await asyncio.to_thread(forget_loaded)
 
     def _death(self, reason: str, *, any_said: bool) -> EngineFailed | EngineUnavailable:
         return (EngineFailed if any_said else EngineUnavailable)(f"The engine core of {self._model} {reason}.")

@@ -26,7 +26,9 @@ __all__ = ["CoreProcesses", "CoreStats", "EngineDeadError", "sampling_params", "
 
 _ON_CPU: Final[dict[str, Any]] = {
     "max_num_seqs": 32,
-    "max_num_batched_tokens": 1024,
+    # Prefill takes a CPU some milliseconds a token. In small steps the replies that run go on meanwhile, and of many
+    # prompts that come at once the first need not wait for the last.
+    "max_num_batched_tokens": 256,
     "kv_cache_memory_bytes": 1 << 30,
     "block_size": 32,
     "dtype": "bfloat16",

@@ -20,7 +20,7 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: _Count | None = None
     """Sequences that run at the same time. Default: 32 on a CPU, 256 on a GPU."""
     max_num_batched_tokens: _Count | None = None
-    """Tokens of one step. Default: 1,024 on a CPU, 8,192 on a GPU."""
+    """Tokens of one step. Default: 256 on a CPU, 8,192 on a GPU."""
     gpu_memory_utilization: _Share | None = None
     kv_cache_memory_bytes: _Bytes | None = None
     """Default: 1 GiB on a CPU; on a GPU what ``gpu_memory_utilization`` leaves."""

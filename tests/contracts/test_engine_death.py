@@ -15,7 +15,7 @@ import pytest_asyncio
 from contracts.engines import BACKENDS, Talk, far_side, opened, text_of
 
 from chatsvc.conversation import Role
-from chatsvc.errors import EngineFailed, EngineUnavailable
+from chatsvc.errors import EngineFailed, EngineRefused, EngineUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.inference.factory import create_engine
 from chatsvc.prompt import ChatMessage, Sampling
@@ -74,7 +74,7 @@ async def test_a_connection_cut_in_the_middle_is_a_failure(far):
         (503, EngineUnavailable, 7),
         (429, EngineUnavailable, 7),
         (404, EngineUnavailable, 2),
-        (400, EngineFailed, None),
+        (400, EngineRefused, None),
     ],
 )
 async def test_a_refusal_is_told_apart_by_whether_it_may_pass(far, status, error, retry_after):
