@@ -1,4 +1,7 @@
-"""The contract of a stream log, S1-S11, over every backend."""
+"""The contract of a stream log, S1-S11, over every backend.
+
+Over 400 lines: one contract, one suite, in the order of its guarantees.
+"""
 
 import asyncio
 import ssl

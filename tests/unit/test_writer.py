@@ -1,4 +1,7 @@
-"""The log writer: batching, order, and what it does when the log is away, breaks, or comes back with less."""
+"""The log writer: batching, order, and what it does when the log is away, breaks, or comes back with less.
+
+Over 400 lines: one pump, and every way in which the log under it can fail.
+"""
 
 import asyncio
 
