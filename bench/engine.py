@@ -62,6 +62,9 @@ async def process(*arguments: str, env: dict[str, str], ready: str, log: Path) -
                 sys.exit(f"{' '.join(arguments[:2])} did not start:\n{end_of(log)}")
             await asyncio.sleep(0.5)
         yield
+    except BaseException:
+        print(f"{' '.join(arguments[:2])} said last:\n{end_of(log)}", file=sys.stderr)
+        raise
     finally:
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
