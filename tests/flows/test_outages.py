@@ -167,7 +167,7 @@ async def test_a_killed_worker_leaves_its_reply_failed_with_what_was_shown_and_r
 
 @pytest.mark.slow
 async def test_a_run_that_had_shown_nothing_when_its_worker_died_is_answered_by_another(start_server, client):
-    worker = start_server("scripted:?first_token_ms=60000")
+    worker = start_server("scripted:?first_token_ms=60000", CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES="100")
     other = start_server("scripted:?tokens_per_s=100&tokens=20", beside=worker, CHATSVC_ROLES="api,worker")
     doomed = Api(client, worker.base_url)
     api = Api(client, other.base_url, doomed.headers)
