@@ -56,7 +56,7 @@ async def create_api(
         base_path=base_path,
     )
     regions = create_regions(config, clock=clock, store=store, streams=streams, authenticator=authenticator)
-    registry = create_registry(scheduler, hub, None if regions is None else regions.requests)
+    registry = create_registry(scheduler, hub, streams, None if regions is None else regions.requests)
     handlers: list[ControllerRouterHandler] = [
         *health_routes(scheduler, registry, {"postgres": store.ping, "redis": log.ping})
     ]

@@ -7,6 +7,7 @@ last, which still go through ``send``: the server frames the response, handles k
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -15,21 +16,54 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from chatsvc.streamlog.subscription import Overrun
 
 _EXTENSION: Final = "chatsvc.socket"
+REQUEST_S: Final = 60.0
+"""A request, body included, that has not come whole after so many seconds is given up, and its connection closed."""
 
 
 class StreamingProtocol(HttpToolsProtocol):
     """To be given to uvicorn as ``Config(http=...)``. Offers itself in the scope, and tells when the client is gone."""
 
     lost: Callable[[], None] | None = None
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]
 
+    def data_received(self, data: bytes) -> None:
+        if self._patience is None:
+            self._expect_request()
+        super().data_received(data)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._expect_nothing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._expect_nothing()
         if self.lost is not None:
             self.lost()
+
+    def _expect_request(self) -> None:
+        """Start the clock. The server itself waits for ever, also for a client that sends a byte a second, or none."""
+        self._patience = self.loop.call_later(REQUEST_S, self._give_up)
+
+    def _expect_nothing(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _give_up(self) -> None:
+        answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+        if answering or self.flow.read_paused:
+            self._expect_request()  # what else came, if anything, can wait
+        else:
+            self.transport.close()
 
 
 def protocol_of(scope: Mapping[str, Any]) -> StreamingProtocol | None:
@@ -59,16 +93,26 @@ class DirectPipe:
         self.closed = False
         self.tick = ticking.tick
 
+    @property
+    def held(self) -> int:
+        """Bytes that wait for the client to read, beyond what the kernel holds."""
+        size: int = self._protocol.transport.get_write_buffer_size()
+        return size
+
     def on_close(self, callback: Callable[[], None]) -> None:
         self._callback = callback
+
+    def cut(self) -> None:
+        """The client does not read what it asked for: drop it, with all that waits for it."""
+        self._lose()
+        self._protocol.transport.abort()
 
     def write(self, frames: bytes) -> bool:
         if self.closed:
             return False
         transport = self._protocol.transport
         if transport.get_write_buffer_size() > self._max_bytes:
-            self._lose()
-            transport.abort()
+            self.cut()
             return False
         transport.write(b"%x\r\n%b\r\n" % (len(frames), frames))
         self.tick = self._ticking.tick
@@ -81,8 +125,13 @@ class DirectPipe:
             raise Overrun
 
     def close(self) -> None:
-        """The server wants the stream to end. A client that does not read would hold it up."""
+        """The server wants the stream to end, and its connection too.
+
+        A client that does not read would hold it up.
+        """
         self.closed = True
+        # The next request would come to this process again; over a new connection it may find another one.
+        self._protocol.cycle.keep_alive = False
         if self._protocol.flow.write_paused:
             self._gone = True
             self._protocol.transport.abort()

@@ -5,20 +5,25 @@ Names start with ``chatsvc_``; nothing here has a user, a conversation or a text
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from chatsvc.api.sse import Streams
 from chatsvc.scheduler import Scheduler
 from chatsvc.streamlog.hub import Hub
 
 
 class _PartsCollector(Collector):
-    def __init__(self, scheduler: Scheduler, hub: Hub, regional: Mapping[tuple[str, str], int]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, hub: Hub, streams: Streams, regional: Mapping[tuple[str, str], int]
+    ) -> None:
         self._scheduler = scheduler
         self._hub = hub
+        self._streams = streams
         self._regional = regional
 
     def collect(self) -> Iterable[Metric]:
@@ -49,6 +54,10 @@ class _PartsCollector(Collector):
         yield GaugeMetricFamily("chatsvc_logs_followed", "Replies followed through the stream log.", hub.followed)
         yield CounterMetricFamily("chatsvc_stream_deliveries", "Events handed to readers.", hub.delivered)
         yield CounterMetricFamily("chatsvc_streams_cut", "Readers cut for being too slow.", hub.cut)
+        yield GaugeMetricFamily(
+            "chatsvc_stream_buffered_bytes", "Bytes held back for slow readers.", self._streams.buffered
+        )
+        yield GaugeMetricFamily("chatsvc_tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
 
     def _regions(self) -> Iterator[Metric]:
         asked = CounterMetricFamily(
@@ -74,12 +83,14 @@ class _PartsCollector(Collector):
 
 
 def create_registry(
-    scheduler: Scheduler, hub: Hub, regional: Mapping[tuple[str, str], int] | None = None
+    scheduler: Scheduler, hub: Hub, streams: Streams, regional: Mapping[tuple[str, str], int] | None = None
 ) -> CollectorRegistry:
     """A registry of our own: the library's global one is shared with every other user of it in the process.
 
+    Memory, file descriptors and CPU time of the process are in it under their usual names (``process_…``).
     ``regional`` counts requests for other regions by region and outcome.
     """
     registry = CollectorRegistry()
-    registry.register(_PartsCollector(scheduler, hub, {} if regional is None else regional))
+    registry.register(_PartsCollector(scheduler, hub, streams, {} if regional is None else regional))
+    ProcessCollector(registry=registry)
     return registry

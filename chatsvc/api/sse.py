@@ -27,6 +27,8 @@ PING: Final = b": ping\n"
 _RETRY_MS: Final = (1000, 3000)
 _TICKS_PER_HEARTBEAT: Final = 8
 _BUFFER_BYTES: Final = 256 * 1024
+_ALL_BUFFERS_BYTES: Final = 256 * 1024 * 1024
+"""What all streams together may hold back; above it the slowest are cut, so that many slow readers are no flood."""
 _Send = Callable[[Any], Awaitable[None]]
 _Receive = Callable[[], Awaitable[Any]]
 
@@ -43,15 +45,22 @@ class Streams:
     """All open streams of this process. ``run`` is their heartbeat; the composition root owns its task."""
 
     def __init__(
-        self, resumer: Resumer, *, heartbeat_s: float, buffer_events: int, buffer_bytes: int = _BUFFER_BYTES
+        self,
+        resumer: Resumer,
+        *,
+        heartbeat_s: float,
+        buffer_events: int,
+        buffer_bytes: int = _BUFFER_BYTES,
+        all_buffers_bytes: int = _ALL_BUFFERS_BYTES,
     ) -> None:
         self.resumer = resumer
         self._buffer_events = buffer_events
         self._buffer_bytes = buffer_bytes
+        self._all_buffers_bytes = all_buffers_bytes
         self.tick = 0
         self.closing = False
         self._heartbeat_s = heartbeat_s
-        self._open: set[Stream] = set()
+        self._open: dict[Stream, None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -76,18 +85,38 @@ class Streams:
         for stream in self._open:
             if stream.beats and self.tick - stream.pipe.tick >= _TICKS_PER_HEARTBEAT:
                 stream.pipe.write(PING)
+        self._bound(self.buffered)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held back for clients that have not taken them yet, all together."""
+        return sum(stream.pipe.held for stream in self._open)
+
+    def _bound(self, held: int) -> None:
+        """Cut those who hold most until all together hold little enough."""
+        if held <= self._all_buffers_bytes:
+            return
+        for stream in sorted(self._open, key=lambda stream: stream.pipe.held, reverse=True):
+            if held <= self._all_buffers_bytes:
+                return
+            held -= stream.pipe.held
+            stream.pipe.cut()
 
     def close(self) -> None:
         """The server shuts down: end all streams, now and as they come. Clients reconnect elsewhere."""
         self.closing = True
         for stream in tuple(self._open):
-            stream.pipe.close()
+            stream.let_go()
+
+    def without(self, stays: Callable[[str], bool]) -> list[Stream]:
+        """Open streams in the order in which they came, but for those of replies that ``stays`` is true of."""
+        return [stream for stream in self._open if not stays(stream.response_id)]
 
     def entered(self, stream: Stream) -> None:
-        self._open.add(stream)
+        self._open[stream] = None
 
     def left(self, stream: Stream) -> None:
-        self._open.discard(stream)
+        self._open.pop(stream, None)
 
 
 class _Pipe(Protocol):
@@ -98,10 +127,19 @@ class _Pipe(Protocol):
 
     @property
     def closed(self) -> bool: ...
+    @property
+    def held(self) -> int:
+        """Bytes that the client has not taken yet."""
+        ...
+
     def on_close(self, callback: Callable[[], None]) -> None: ...
     def write(self, frames: bytes) -> bool: ...
     async def drain(self) -> None: ...
     def close(self) -> None: ...
+    def cut(self) -> None:
+        """Drop a client that is too slow. It resumes by its cursor."""
+        ...
+
     async def carry(self, following: Coroutine[Any, Any, None]) -> bool:
         """See the reader through. False when the client is gone or was cut, so that there is no end to write."""
         ...
@@ -124,6 +162,14 @@ class _RelayedPipe:
     @property
     def closed(self) -> bool:
         return self._outbox.closed
+
+    @property
+    def held(self) -> int:
+        return self._outbox.held
+
+    def cut(self) -> None:
+        self._gone = True
+        self._outbox.close()
 
     def write(self, frames: bytes) -> bool:
         self.tick = self._streams.tick
@@ -160,7 +206,7 @@ class _RelayedPipe:
 class Stream:
     """One answer being streamed."""
 
-    __slots__ = ("_early", "_send", "_streams", "beats", "pipe")
+    __slots__ = ("_early", "_send", "_streams", "beats", "pipe", "response_id")
 
     def __init__(self, streams: Streams, send: _Send, pipe: _Pipe) -> None:
         self._streams = streams
@@ -169,6 +215,12 @@ class Stream:
         self.beats = True
         """Heartbeats are written here, and not by who feeds the pipe."""
         self.pipe = pipe
+        self.response_id = ""
+        """The reply that is read; empty when another region sends it."""
+
+    def let_go(self) -> None:
+        """End the answer between two events, so that the client comes back with its cursor, on a new connection."""
+        self.pipe.close()
 
     def push_passing(self, frame: bytes) -> None:
         """Hand over an event that has no id and is not in the log; before ``run`` it waits for the headers."""
@@ -179,6 +231,7 @@ class Stream:
 
     async def run(self, response_id: str, cursor: int) -> None:
         """Answer with every event after ``cursor``. Returns at the end of the reply, or of the connection."""
+        self.response_id = response_id
         await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         early, self._early = self._early or [], None
         await self._carry(
@@ -197,7 +250,7 @@ class Stream:
     async def _carry(self, first: bytes, feed: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await self._send({"type": "http.response.body", "body": first, "more_body": True})
         if self._streams.closing:
-            self.pipe.close()
+            self.let_go()
         self._streams.entered(self)
         try:
             intact = await self.pipe.carry(feed())

@@ -42,6 +42,11 @@ class Outbox:
         """Nothing more is taken in."""
         return self._closed
 
+    @property
+    def held(self) -> int:
+        """Bytes that have not been taken yet."""
+        return self._bytes
+
     def on_close(self, callback: Callable[[], None]) -> None:
         self._callback = callback
 
@@ -70,6 +75,7 @@ class Outbox:
         """Drop everything; wake whoever waits on either side. Idempotent."""
         self._closed = True
         self._frames.clear()
+        self._bytes = 0
         self._filled.set()
         self._taken.set()
         if self._callback is not None:
