@@ -24,13 +24,13 @@ import uvicorn
 
 from chatsvc.api.application import create_api
 from chatsvc.api.asgi import ASGIApp
-from chatsvc.api.direct import StreamingProtocol
+from chatsvc.api.direct import Places, StreamingProtocol
+from chatsvc.api.listener import bound, most_connections
 from chatsvc.api.sse import Streams
 from chatsvc.api.stream import StoreSource
 from chatsvc.clock import SystemClock
 from chatsvc.config import UNNAMED_MODEL, Config
 from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
-from chatsvc.errors import ConfigError
 from chatsvc.inference.base import Engine
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
@@ -46,11 +46,6 @@ _log = structlog.get_logger(__name__)
 
 WEB_DIST: Final = Path(__file__).parent / "web" / "dist"
 BACKLOG: Final = 4096
-DEAD_PEER_MS: Final = 30_000
-"""A peer that acknowledges nothing for so long is dropped by the kernel:
-
-two heartbeats (RFC 5482, ``TCP_USER_TIMEOUT``).
-"""
 CLOSING_S: Final = 3
 """Streams and requests that are still open have this long to end once the drain is over."""
 
@@ -114,7 +109,8 @@ async def _unless(event: asyncio.Event, task: asyncio.Task[_Opened]) -> bool:
 
 async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     """Open everything onto the stack, in order; returns what the shutdown needs."""
-    listener = stack.enter_context(_listener(config))
+    listener = stack.enter_context(bound(config.server.host, config.server.port, heartbeat_s=config.stream.heartbeat_s))
+    places = Places(most_connections())
     stack.enter_context(lock_data_dir(config.data_dir))
     database_url = config.database.url or await stack.enter_async_context(embedded_postgres(config.data_dir, _progress))
     redis_url = config.database.redis_url or await stack.enter_async_context(embedded_redis(config.data_dir, _progress))
@@ -146,7 +142,12 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     stack.push_async_callback(scheduler.aclose)
     await stack.enter_async_context(_running(scheduler.run(), "scheduler"))
     resumer = Resumer(hub, StoreSource(store))
-    streams = Streams(resumer, heartbeat_s=config.stream.heartbeat_s, buffer_events=config.stream.buffer_events)
+    streams = Streams(
+        resumer,
+        heartbeat_s=config.stream.heartbeat_s,
+        buffer_events=config.stream.buffer_events,
+        most=places.for_streams,
+    )
     await stack.enter_async_context(_running(resumer.run(), "resumer"))
     await stack.enter_async_context(_running(streams.run(), "heartbeats"))
     await stack.enter_async_context(_running(Presence(hub).run(), "presence"))
@@ -160,7 +161,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
         streams=streams,
         web_dist=WEB_DIST,
     )
-    server = await stack.enter_async_context(_serving(api, listener))
+    server = await stack.enter_async_context(_serving(api, listener, places))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     _log.info("ready", address=f"http://{shown}:{port}{config.server.base_path}", models=sorted(config.models))
@@ -188,26 +189,6 @@ async def _shut_down(
 
 def _progress(line: str) -> None:
     _log.info(line)
-
-
-@contextmanager
-def _listener(config: Config) -> Iterator[socket.socket]:
-    """The bound socket; it listens once everything else is open. Raises ``ConfigError`` when the address is taken."""
-    host, port = config.server.host, config.server.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
-        listener.setblocking(False)
-        try:
-            listener.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ConfigError(
-                [f"cannot listen on {host}:{port}: {reason}. Stop what uses it, or choose another CHATSVC_PORT."]
-            ) from error
-        yield listener
 
 
 def _named(config: Config) -> tuple[Config, str]:
@@ -262,11 +243,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _serving(api: ASGIApp, listener: socket.socket) -> AsyncIterator[uvicorn.Server]:
+async def _serving(api: ASGIApp, listener: socket.socket, places: Places) -> AsyncIterator[uvicorn.Server]:
     server = _Server(
         uvicorn.Config(
             api,
-            http=StreamingProtocol,
+            http=partial(StreamingProtocol, places=places),  # type: ignore[arg-type]  # called like a class
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -11,13 +11,40 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chatsvc.streamlog.subscription import Overrun
 
+_log = structlog.get_logger(__name__)
+
 _EXTENSION: Final = "chatsvc.socket"
+_TELL_EVERY_S: Final = 10.0
 REQUEST_S: Final = 60.0
 """A request, body included, that has not come whole after so many seconds is given up, and its connection closed."""
+
+
+class Places:
+    """How many connections the process takes: beyond its limit of files the kernel would refuse everything."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.for_streams = most - most // 16
+        """Open streams beyond these are put off in good order, for which connections are needed too."""
+        self.refused = 0
+        """Connections reset because there was no place for them, ever."""
+        self._told_at = -_TELL_EVERY_S
+
+    def refuse(self, now: float) -> None:
+        """Count one, and say so now and then."""
+        self.refused += 1
+        if now - self._told_at >= _TELL_EVERY_S:
+            self._told_at = now
+            _log.error(
+                "out of file descriptors: connections are refused; raise the limit (ulimit -n) or run more processes",
+                most=self.most,
+                refused=self.refused,
+            )
 
 
 class StreamingProtocol(HttpToolsProtocol):
@@ -26,8 +53,16 @@ class StreamingProtocol(HttpToolsProtocol):
     lost: Callable[[], None] | None = None
     _patience: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, places: Places | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = places
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self._places is not None and len(self.connections) > self._places.most:
+            self._places.refuse(self.loop.time())
+            transport.abort()
+            return
         self._expect_request()
 
     def on_message_begin(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
@@ -52,11 +53,14 @@ class Streams:
         buffer_events: int,
         buffer_bytes: int = _BUFFER_BYTES,
         all_buffers_bytes: int = _ALL_BUFFERS_BYTES,
+        most: int = sys.maxsize,
     ) -> None:
+        """``most`` streams are open at a time; ``full`` says when there are so many."""
         self.resumer = resumer
         self._buffer_events = buffer_events
         self._buffer_bytes = buffer_bytes
         self._all_buffers_bytes = all_buffers_bytes
+        self._most = most
         self.tick = 0
         self.closing = False
         self._heartbeat_s = heartbeat_s
@@ -64,6 +68,11 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def full(self) -> bool:
+        """One more would be too many: it had better be put off, or find another process."""
+        return len(self._open) >= self._most
 
     def open(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> Stream:
         """A stream that answers this request; ``run`` it."""

@@ -88,6 +88,9 @@ class ResponseStream:
             await send({"type": "http.response.start", "status": HTTPStatus.NO_CONTENT, "headers": _NO_STORE})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
+        if self._streams.full:
+            await _put_off(send)
+            return
         stream = self._streams.open(scope, receive, send)
         if run.status is not RunStatus.QUEUED:
             await stream.run(response_id, cursor)
