@@ -11,7 +11,7 @@ what to do, and never hold message text or secrets.
     ├── NotFound
     ├── ConversationBusy · IdempotencyMismatch
     ├── TooManyReplies
-    ├── Unavailable ─ StoreUnavailable · LogUnavailable · EngineUnavailable · Draining
+    ├── Unavailable ─ StoreUnavailable (─ StoreFull) · LogUnavailable · EngineUnavailable · Draining
     ├── EngineFailed ─ WorkerLost
     ├── EngineRefused
     └── ConfigError
@@ -162,6 +162,16 @@ class StoreUnavailable(Unavailable):
 
     code = "store_unavailable"
     title = "The database is not reachable"
+
+
+class StoreFull(StoreUnavailable):
+    """Postgres has no room left on its disk. Reading goes on, and so does writing once there is room."""
+
+    code = "store_full"
+    title = "The database's disk is full"
+
+    def __init__(self, detail: str, *, retry_after: float | None = 10.0, **extra: Any) -> None:
+        super().__init__(detail, retry_after=retry_after, **extra)
 
 
 class LogUnavailable(Unavailable):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from chatsvc.store.conversations import Conversations
 from chatsvc.store.pool import Database
@@ -52,31 +53,38 @@ __all__ = [
 
 
 class Store:
-    """One part for each kind of thing; all share the connections of ``database``."""
+    """One part for each kind of thing; all but the leases share the connections of ``database``."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, leases: Database, signals: Signals) -> None:
         self._database = database
         self.users = Users(database)
         self.conversations = Conversations(database)
         self.runs = Runs(database)
-        self.workers = Workers(database)
+        self.workers = Workers(leases)
         self.secrets = Secrets(database)
         self.signals = signals
 
     async def ping(self) -> None:
-        """Return when Postgres answers. Raises ``StoreUnavailable``."""
-        await self._database.query("SELECT 1")
+        """Return when Postgres answers and is not known to have no room. Raises ``StoreUnavailable``."""
+        await self._database.ping()
+
+
+LEASE_TIMEOUT_S: Final = 2.0
+"""A heartbeat that got no answer for so long is better sent again, over another connection."""
 
 
 @asynccontextmanager
 async def open_store(url: str, *, pool_size: int, timeout_s: float, wait_s: float = 30.0) -> AsyncIterator[Store]:
     """Connect to a migrated database, waiting up to ``wait_s`` seconds for the server to come up.
 
-    Every command takes about ``timeout_s`` at most, and raises ``StoreUnavailable`` when it cannot be done.
+    Every command takes about ``timeout_s`` at most, and raises ``StoreUnavailable`` when it cannot be done. Leases have
+    a connection of their own beside the ``pool_size`` others: no load on those may cost a worker its runs.
     """
     database = Database(url, size=pool_size, timeout_s=timeout_s)
+    leases = Database(url, size=1, timeout_s=min(timeout_s, LEASE_TIMEOUT_S))
     try:
         await database.wait(wait_s)
-        yield Store(database, Signals(url, timeout_s=timeout_s))
+        yield Store(database, leases, Signals(url, timeout_s=timeout_s))
     finally:
+        await leases.close()
         await database.close()

@@ -6,8 +6,9 @@
   command takes the connection out of use, so that no answer ever reaches the next borrower (L10).
 - Deadlocks and serialization failures are tried again here, a few times.
 
-Connections are made when they are needed and by who needs them. So a server that is away is reported at once with its
-own words, and one that has come back is used at once: there is no background task that waits out a back-off.
+Connections are made when they are needed, a few at a time; who waits for one takes what comes first, a new one or one
+that is given back. So a server that is away is reported at once with its own words, and one that has come back is used
+at once. One that refuses more connections, or is slow to make them, does not fail who can share those there are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from chatsvc.errors import NotFound, StoreUnavailable
+from chatsvc.errors import NotFound, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -34,12 +35,19 @@ Params = Mapping[str, Any]
 
 _ATTEMPTS: Final = 5
 _WAIT_RETRY_S: Final = 0.25
+_CONNECT_AT_ONCE: Final = 3
+"""A burst of new connections makes each of them slow: every one is a process to the server."""
+_CONNECT_AGAIN_S: Final = 0.25
 _AWAY: Final = (
     psycopg.OperationalError,  # includes a lost connection, shutdown, too many connections, disk full, timeouts
     psycopg.InterfaceError,
     pg.ReadOnlySqlTransaction,  # a fail-over left us on the replica
     pg.IdleInTransactionSessionTimeout,
 )
+_CROWDED: Final = ("too many", "connection slots")
+"""Words of a server that refuses one more connection. They have no code at this stage of a connection."""
+_ROOM_PROBE: Final = "SELECT count(*) FROM (SELECT n FROM generate_series(1, 100000) AS n ORDER BY n DESC OFFSET 0) s"
+"""Sorts more than fits the memory it gets: needs a few MB of the server's disk for a moment, and no rights."""
 _OURS: Final = (pg.ProgramLimitExceeded,)
 """Operational by class, but the fault of the command: it would fail for ever."""
 
@@ -53,11 +61,29 @@ class Database:
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._idle: deque[Connection] = deque()
+        self._used = 0
+        self._waiting: deque[asyncio.Future[Connection]] = deque()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._trying = 0
+        self._refusal = ""
+        """Why the server would not make one more connection, while others are shared."""
+        self._full = False
         self._closed = False
 
     async def query(self, statement: str, params: Params | None = None) -> list[Row]:
         """Run one statement as one transaction and return its rows."""
         return await self._attempt(lambda connection: fetch(connection, statement, params))
+
+    async def batch(self, *statements: tuple[str, Params]) -> list[list[Row]]:
+        """Run statements as one transaction, sent together: one round trip. Each sees what those before it did."""
+
+        async def work(connection: Connection) -> list[list[Row]]:
+            # Without BEGIN, all statements up to the end of a pipeline are one transaction, which that end commits.
+            async with connection.pipeline():
+                cursors = [await connection.execute(statement, params) for statement, params in statements]
+            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+        return await self._attempt(work)
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]], *, snapshot: bool = False) -> T:
         """Run ``work`` in one transaction; it may be run again after a deadlock, so it must not act on anything else.
@@ -72,6 +98,18 @@ class Database:
                 return await work(connection)
 
         return await self._attempt(within)
+
+    @property
+    def open(self) -> int:
+        """Connections there are, those being made included."""
+        return self._used + len(self._idle) + len(self._connecting)
+
+    async def ping(self) -> None:
+        """Return when the server answers and, if its disk was full last time, has room. Raises ``StoreUnavailable``."""
+        await self.query("SELECT 1")
+        if self._full:
+            await self.transaction(_ask_for_room)
+            self._full = False
 
     async def wait(self, wait_s: float) -> None:
         """Return when the server answers; raises ``StoreUnavailable`` when it does not for so long."""
@@ -89,6 +127,10 @@ class Database:
     async def close(self) -> None:
         """Close all connections; those in use are closed when they come back."""
         self._closed = True
+        tasks = list(self._connecting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         while self._idle:
             await self._idle.pop().close()
 
@@ -103,12 +145,18 @@ class Database:
             except (pg.DeadlockDetected, pg.SerializationFailure) as error:
                 if not left:
                     raise StoreUnavailable("The database is too busy with the same rows.") from error
+            except pg.DiskFull as error:
+                self._full = True
+                raise StoreFull(
+                    f"The database server has no room left to write: {_reason(error)} Nothing of this was kept. Make"
+                    " room on its disk; it goes on by itself then."
+                ) from error
             except _AWAY as error:
                 raise StoreUnavailable(f"The database cannot do this now: {_reason(error)}") from error
             except TimeoutError as error:
                 raise StoreUnavailable(
                     f"The database did not answer within {self._timeout_s:g} s, or all {self._size} connections to it"
-                    " were in use for so long."
+                    f" were in use for so long.{self._refusal and f' It makes no more: {self._refusal}'}"
                 ) from error
             except (psycopg.DataError, UnicodeEncodeError) as error:
                 # Refused by the driver before it was sent: NUL or half a surrogate pair. Text is cleaned before it
@@ -126,9 +174,9 @@ class Database:
             try:
                 yield connection
             finally:
-                idle = connection.info.transaction_status == TransactionStatus.IDLE
-                if idle and not self._closed:
-                    self._idle.append(connection)
+                self._used -= 1
+                if connection.info.transaction_status == TransactionStatus.IDLE:
+                    await self._give(connection)
                 else:
                     await connection.close()
 
@@ -145,8 +193,66 @@ class Database:
                 await connection.close()
                 raise
             else:
+                self._used += 1
                 return connection
-        return await connect(self._url, timeout_s=self._timeout_s)
+        waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._connect_more()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._used -= 1
+                await self._give(waiter.result())
+            raise
+
+    async def _give(self, connection: Connection) -> None:
+        """To who has waited longest; else it lies idle."""
+        if waiter := self._longest_waiting():
+            self._used += 1
+            waiter.set_result(connection)
+        elif self._closed:
+            await connection.close()
+        else:
+            self._idle.append(connection)
+
+    def _longest_waiting(self) -> asyncio.Future[Connection] | None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                return waiter
+        return None
+
+    def _connect_more(self) -> None:
+        """A new connection for each who waits, a few at a time. With those in use they are never more than ``size``."""
+        wanted = sum(not waiter.done() for waiter in self._waiting)
+        while not self._closed and len(self._connecting) < min(_CONNECT_AT_ONCE, wanted):
+            task = asyncio.create_task(self._connect(), name="connect to Postgres")
+            self._connecting.add(task)
+            task.add_done_callback(self._connected)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting.discard(task)
+        self._connect_more()
+
+    async def _connect(self) -> None:
+        refused = None
+        self._trying += 1
+        try:
+            connection = await connect(self._url, timeout_s=self._timeout_s)
+        except Exception as error:  # noqa: BLE001 - it is raised by who waits
+            refused = error
+        finally:
+            self._trying -= 1
+        if refused is None:
+            self._refusal = ""
+            await self._give(connection)
+        elif _crowded(refused) and (self._used or self._trying):
+            # Those that others use now come back sooner or later.
+            self._refusal = _reason(refused)
+            await asyncio.sleep(_CONNECT_AGAIN_S)
+        elif waiter := self._longest_waiting():
+            waiter.set_exception(refused)
 
 
 async def connect(url: str, *, timeout_s: float) -> Connection:
@@ -181,11 +287,21 @@ async def fetch(connection: Connection, statement: str, params: Params | None = 
     return await cursor.fetchall() if cursor.description else []
 
 
+async def _ask_for_room(connection: Connection) -> None:
+    await connection.execute("SET LOCAL work_mem = '64kB'")
+    await connection.execute(_ROOM_PROBE)
+
+
 def _readable(connection: Connection) -> bool:
     """Whether something has arrived on an idle connection: most likely the news that the server has closed it."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
     return bool(poll.poll(0))
+
+
+def _crowded(error: Exception) -> bool:
+    """Whether the server is well, and only will not, or not so soon, make one more connection."""
+    return isinstance(error, pg.ConnectionTimeout) or any(words in str(error) for words in _CROWDED)
 
 
 def _reason(error: BaseException) -> str:

@@ -86,7 +86,7 @@ async def test_a_cancelled_submission_is_whole_or_absent(store):
     world = World(store)
     conversation = await world.conversation()
     for _ in range(100):
-        await cancelled_at(chance.uniform(0, 0.008), store.runs.submit(submission(conversation)))
+        await cancelled_at(chance.uniform(0, 0.002), store.runs.submit(submission(conversation)))
     _, messages = await store.conversations.tree("alice", conversation.id)
     runs = await store.runs.open_runs("alice")
     assert {run.message_id for run in runs} | {run.user_message_id for run in runs} == {each.id for each in messages}
@@ -201,25 +201,47 @@ async def test_a_connection_cut_in_the_middle_of_a_command_is_unavailable_and_th
     assert await database.query("SELECT 1 AS one") == [{"one": 1}]
 
 
-async def test_too_many_connections_are_unavailable(postgres_server, postgres_url):
+@pytest.fixture
+def lone_url(postgres_server, postgres_url):
+    """For a user with one connection at most."""
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS lone")
         connection.execute("CREATE ROLE lone LOGIN CONNECTION LIMIT 1")
-    database = Database(postgres_url.replace("//chatsvc@", "//lone@"), size=3, timeout_s=2)
-    held, release = asyncio.Event(), asyncio.Event()
+    return postgres_url.replace("//chatsvc@", "//lone@")
 
-    async def hold(_connection):
-        held.set()
-        await release.wait()
 
-    holding = asyncio.create_task(database.transaction(hold))
-    await held.wait()
-    with pytest.raises(StoreUnavailable, match="too many connections"):
-        await database.query("SELECT 1")
-    release.set()
-    await holding
+async def test_too_many_connections_are_unavailable(lone_url):
+    database = Database(lone_url, size=3, timeout_s=2)
+    async with await psycopg.AsyncConnection.connect(lone_url):
+        with pytest.raises(StoreUnavailable, match="too many connections"):
+            await database.query("SELECT 1")
     assert len(await database.query("SELECT 1")) == 1
     await database.close()
+
+
+async def test_where_the_server_makes_no_more_connections_those_there_are_are_shared(lone_url):
+    database = Database(lone_url, size=5, timeout_s=5)
+    pids = await asyncio.gather(*(database.query("SELECT pg_backend_pid() AS pid, pg_sleep(0.1)") for _ in range(10)))
+    assert len({rows[0]["pid"] for rows in pids}) == 1
+    await database.close()
+
+
+async def test_a_burst_takes_connections_that_come_back_before_new_ones_are_made(database):
+    await asyncio.gather(*(database.query("SELECT 1") for _ in range(200)))
+    assert database.open <= 4
+    one = (await database.query("SELECT pg_backend_pid() AS pid"))[0]["pid"]
+    for _ in range(20):
+        assert (await database.query("SELECT pg_backend_pid() AS pid"))[0]["pid"] == one
+
+
+async def test_who_is_cancelled_while_waiting_for_a_connection_leaves_it_to_others(database):
+    chance = random.Random(3)
+    for _ in range(50):
+        calls = [cancelled_at(chance.uniform(0, 0.02), database.query("SELECT pg_sleep(0.005)")) for _ in range(12)]
+        await asyncio.gather(*calls)
+    assert database.open <= 4
+    await asyncio.gather(*(database.query("SELECT pg_sleep(0.01)") for _ in range(20)))
+    assert database.open <= 4
 
 
 async def test_a_read_only_server_is_unavailable(postgres_server, postgres_url):
