@@ -164,7 +164,12 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     server = await stack.enter_async_context(_serving(api, listener, places))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    _log.info("ready", address=f"http://{shown}:{port}{config.server.base_path}", models=sorted(config.models))
+    _log.info(
+        "ready",
+        address=f"http://{shown}:{port}{config.server.base_path}",
+        models=sorted(config.models),
+        worker=scheduler.dispatcher.worker_id,
+    )
     return scheduler, server, streams
 
 
