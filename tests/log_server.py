@@ -60,6 +60,11 @@ class LogServer:
         self._process.kill()
         self._process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send any signal: SIGSTOP makes a server that takes connections and does not answer."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def __enter__(self) -> Self:
         self.start()
         return self

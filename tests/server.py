@@ -148,6 +148,16 @@ class ServerProcess:
         except (urllib.error.URLError, OSError):
             return False
 
+    @property
+    def exit_status(self) -> int | None:
+        """How the process ended; None while it runs."""
+        return self._running().poll()
+
+    def kill_if_running(self) -> None:
+        """``kill``, unless it has ended already or was never started."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
     def stop_if_running(self) -> None:
         """``stop``, unless it has ended already."""
         if self._process is not None and self._process.poll() is None:
