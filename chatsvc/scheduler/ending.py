@@ -37,20 +37,27 @@ def terminal_event_of(run: Run) -> Event | None:
     )
 
 
-async def announce(writer: LogWriter, run: Run, ttl_s: float) -> None:
-    """Append the end of a run that has ended in the store, unless its log holds it already.
+def seq_of_end(last_seq: int, kept: str) -> int:
+    """The terminal event's seq, of a run that ends in the queue: text that was kept goes before it, as one delta."""
+    return last_seq + (2 if kept else 1)
 
-    For ends that no runner of this process has written: a stop in the queue, a run taken over from a dead worker.
+
+async def announce(writer: LogWriter, run: Run, kept: str, ttl_s: float) -> None:
+    """Append the end of a run that has ended in the store while it was queued, unless its log holds it already.
+
+    ``kept`` is the text that the run would have gone on with: the message has it, so readers are shown it (L3).
     Readers learn of the end from the store all the same when this cannot be written.
     """
     event = terminal_event_of(run)
     if event is None:
         raise ValueError(f"run {run.id} has not ended")
     try:
-        reply = await writer.open(run.id, run.attempt, after=run.last_seq - 1)
+        reply = await writer.open(run.id, run.attempt, after=run.last_seq - seq_of_end(0, kept))
     except Fenced:
         return
     if reply.last_seq < run.last_seq:
+        reply.delta(kept, 0)
+        reply.seal()
         reply.event(event)
     await reply.close(ttl_s)
     _log.info("run ended elsewhere was announced", run_id=run.id, status=run.status)

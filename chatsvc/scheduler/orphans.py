@@ -17,7 +17,7 @@ import structlog
 from chatsvc.clock import Clock
 from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
 from chatsvc.run import Outcome, Run, RunStatus
-from chatsvc.scheduler.ending import announce, terminal_event
+from chatsvc.scheduler.ending import announce, seq_of_end, terminal_event
 from chatsvc.store import SettledReply, Store
 from chatsvc.streamlog.base import Fenced, StreamLog
 from chatsvc.streamlog.snapshot import text_through
@@ -115,10 +115,16 @@ class Orphans:
             _log.info("orphan queued again", run_id=run.id)
             return
         stopped = run.stop_requested
+        # The log may have come back between the two looks at it.
+        reply.last_seq = max(reply.last_seq, last_seq)
+        if shown is not None and not text:
+            # What it goes on with is kept, though it came to say nothing: the log is to show the same (L3).
+            text = stored.text
+            reply.delta(text, 0)
         outcome = Outcome(
             status=RunStatus.STOPPED if stopped else RunStatus.FAILED,
-            text=text or stored.text,
-            last_seq=max(last_seq, reply.last_seq) + 1,
+            text=text,
+            last_seq=reply.seal(),
             finish_reason="stopped" if stopped else None,
             usage=run.usage,
             error_code=None if stopped else WorkerLost.code,
@@ -160,16 +166,17 @@ class Orphans:
     async def _fail_unserved(self) -> None:
         try:
             for run in await self._store.runs.unserved():
+                kept = await self._store.runs.kept_text(run)
                 outcome = Outcome(
                     status=RunStatus.FAILED,
-                    text="",
-                    last_seq=run.last_seq + 1,
+                    text=kept,
+                    last_seq=seq_of_end(run.last_seq, kept),
                     error_code=UnknownModel.code,
                     error_message=f"The model {run.model} is not served any more. Choose another one.",
                 )
                 ended = await self._store.runs.finish_queued(run.id, outcome)
                 if ended is not None:
-                    await announce(self._writer, ended, self._log_ttl_s)
+                    await announce(self._writer, ended, kept, self._log_ttl_s)
                     _log.warning("queued run of an unserved model ended", run_id=run.id, model=run.model)
         except StoreUnavailable as error:
             _log.warning("unserved runs not looked for", reason=error.detail)

@@ -134,7 +134,8 @@ class Scheduler:
         self.dispatcher.interrupt(response_id, Interrupt.STOP)
         if run.status is RunStatus.STOPPED and run.owner is None:
             # It ended in the queue, so no worker will say so.
-            await announce(self._writer, run, self._log_ttl_s)
+            kept = await self._store.runs.kept_text(run)
+            await announce(self._writer, run, kept, self._log_ttl_s)
         return run
 
     async def delete_conversation(self, user_id: str, conversation_id: str) -> None:

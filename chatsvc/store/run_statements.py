@@ -141,7 +141,10 @@ REQUEST_STOP: Final = statement("""
             stop_requested = true,
             status = CASE r.status WHEN 'queued' THEN 'stopped' ELSE r.status END,
             attempt = CASE r.status WHEN 'queued' THEN r.attempt + 1 ELSE r.attempt END,
-            last_seq = CASE r.status WHEN 'queued' THEN r.last_seq + 1 ELSE r.last_seq END,
+            -- Text that was to be gone on with is shown before the end, as one event.
+            last_seq = CASE r.status WHEN 'queued' THEN r.last_seq + 1 + (
+                SELECT (m.content <> '')::int FROM messages m WHERE m.id = r.message_id
+            ) ELSE r.last_seq END,
             finish_reason = CASE r.status WHEN 'queued' THEN 'stopped' ELSE r.finish_reason END,
             ended_at = CASE r.status WHEN 'queued' THEN clock_timestamp() ELSE r.ended_at END
         WHERE r.id = %(id)s AND r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming')

@@ -63,6 +63,13 @@ class Runs:
         run = run_of(rows[0])
         return SettledReply(run=run, text=rows[0]["content"], text_seq=run.last_seq)
 
+    async def kept_text(self, run: Run) -> str:
+        """What the message of a run that has generated nothing says: the text that it was to go on with, or nothing."""
+        if run.continues_message_id is None:
+            return ""
+        rows = await self._db.query(sql.REPLY, {"id": run.id})
+        return str(rows[0]["content"]) if rows else ""
+
     async def open_runs(self, user_id: str) -> list[Run]:
         """The user's runs that have not ended, oldest first."""
         return await self._many(sql.OPEN, {"user_id": user_id})

@@ -1,52 +1,18 @@
 """The scheduler's rare moments, on a real store: claims under way, orphans, and a log that is away (L3, L5, L6, L9)."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
+from running_scheduler import FickleLog, scheduler
 from store_world import ALICE, World, checkpoint
 from streaming import append, soon
 
-from chatsvc.clock import SystemClock
-from chatsvc.config import Config, ModelConfig
-from chatsvc.errors import LogUnavailable
 from chatsvc.events import Delta, entry
-from chatsvc.inference.factory import create_engine
 from chatsvc.run import RunStatus
-from chatsvc.scheduler import Scheduler
 from chatsvc.scheduler import orphans as orphans_module
-from chatsvc.streamlog.hub import Hub
-from chatsvc.streamlog.memory import MemoryLog
 from chatsvc.streamlog.snapshot import text_through
-from chatsvc.streamlog.writer import LogWriter
 
 DEAD = "a-worker-that-died"
-
-
-class FickleLog(MemoryLog):
-    """A log that can be away."""
-
-    away = False
-
-    async def open(self, response_id, attempt):
-        self._here()
-        return await super().open(response_id, attempt)
-
-    async def append(self, batch):
-        self._here()
-        return await super().append(batch)
-
-    async def position(self, response_id):
-        self._here()
-        return await super().position(response_id)
-
-    async def read(self, response_id, after, limit=10_000):
-        self._here()
-        return await super().read(response_id, after, limit)
-
-    def _here(self):
-        if self.away:
-            raise LogUnavailable("away")
 
 
 class HeldClaims:
@@ -63,35 +29,6 @@ class HeldClaims:
         self.committed.set()
         await self.answer.wait()
         return claimed
-
-
-@asynccontextmanager
-async def scheduler(store, tmp_path, log=None, *, text="fresh words"):
-    log = log or FickleLog()
-    hub = Hub(log)
-    writer = LogWriter(log, hub, batch_ms=50, batch_tokens=16, holds=store.runs.holds)
-    url = f"scripted:?tokens_per_s=50&tokens=200&slots=2&text={text}"
-    engine = create_engine(url, name="small", data_dir=tmp_path)
-    await engine.start(lambda line: None)
-    made = Scheduler(
-        store=store,
-        log=log,
-        writer=writer,
-        engines={"small": engine},
-        default_model="small",
-        config=Config(data_dir=tmp_path, models={"small": ModelConfig(engine=url)}),
-        clock=SystemClock(),
-    )
-    made.log, made.hub, made.writer = log, hub, writer
-    loops = [asyncio.create_task(loop) for loop in (writer.run(), hub.run(), made.run())]
-    try:
-        yield made
-    finally:
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-        await made.aclose()
-        await engine.aclose()
 
 
 @pytest.fixture
