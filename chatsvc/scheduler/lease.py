@@ -5,6 +5,9 @@ belongs to the worker named in its row, at the attempt named there, as long as t
 
 Whoever finds a stale worker takes its runs over under a new attempt. What becomes of them is ``orphans.py``'s business
 and happens beside this loop: however long it takes, the heartbeat does not wait for it.
+
+A database that was away, or a machine that slept, makes every lease look stale. So only he may judge who has renewed
+his own without a gap, by the database's clock, for longer than a lease lasts: the others had that time to renew theirs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import structlog
 
@@ -24,6 +28,9 @@ from chatsvc.scheduler.orphans import Orphans
 from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
+
+RETRY_S: Final = 0.5
+"""After a heartbeat that failed, unless the next is due sooner."""
 
 
 class LeaseKeeper:
@@ -49,6 +56,8 @@ class LeaseKeeper:
         self._renew_s = renew_s
         self._ttl_s = ttl_s
         self._clock = clock
+        # One late heartbeat is nothing; later than this, others may have come too late for their leases.
+        self._longest_gap_s = (renew_s + ttl_s) / 2
         self._beating_since = math.inf
         self._soon = asyncio.Event()
         self._strays: set[tuple[str, int]] = set()
@@ -59,17 +68,26 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Renew until cancelled."""
+        missed = 0
         while True:
+            wait_s = self._renew_s
             try:
                 await self.beat()
             except StoreUnavailable as error:
                 # Nobody can take our runs over while Postgres is away. When it is back everybody renews before
                 # anybody judges: see ``_may_judge``.
                 self._beating_since = math.inf
-                _log.warning("lease not renewed", reason=error.detail)
+                wait_s = min(wait_s, RETRY_S)
+                missed += 1
+                if missed == 1:
+                    _log.warning("lease not renewed", reason=error.detail)
+            else:
+                if missed:
+                    _log.info("lease renewed again", missed=missed)
+                missed = 0
             self._soon.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._renew_s):
+                async with asyncio.timeout(wait_s):
                     await self._soon.wait()
 
     async def beat(self) -> None:
@@ -79,6 +97,8 @@ class LeaseKeeper:
         beat = await self._store.workers.heartbeat(
             self._dispatcher.worker_id, roles=self._roles, capacity=self._capacity, ttl_s=self._ttl_s
         )
+        if beat.gap_s is None or beat.gap_s > self._longest_gap_s:
+            self._beating_since = math.inf
         self._beating_since = min(self._beating_since, self._clock.monotonic())
         for run_id in beat.stop_requested:
             self._dispatcher.interrupt(run_id, Interrupt.STOP)

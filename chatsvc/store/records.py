@@ -120,6 +120,8 @@ class Beat(msgspec.Struct, frozen=True):
 
     stop_requested: tuple[str, ...]
     held: tuple[tuple[str, int], ...]
+    gap_s: float | None
+    """Seconds since the heartbeat before, by the database's clock; None for the first."""
 
 
 class Signal(msgspec.Struct, frozen=True):

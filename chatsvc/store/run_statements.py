@@ -162,10 +162,12 @@ REQUEST_STOP: Final = statement("""
 """)
 
 HEARTBEAT: Final = """
+    WITH before AS (SELECT expires_at FROM workers WHERE id = %(id)s)
     INSERT INTO workers (id, roles, capacity, expires_at)
     VALUES (%(id)s, %(roles)s, %(capacity)s, clock_timestamp() + make_interval(secs => %(ttl_s)s))
     ON CONFLICT (id) DO UPDATE
     SET roles = excluded.roles, capacity = excluded.capacity, expires_at = excluded.expires_at
+    RETURNING extract(epoch FROM clock_timestamp() - (SELECT expires_at FROM before))::float8 + %(ttl_s)s AS gap_s
 """
 
 HELD: Final = "SELECT id, attempt, stop_requested FROM runs WHERE owner = %(id)s AND status = 'streaming' ORDER BY id"

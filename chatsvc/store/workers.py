@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from chatsvc.run import Run
 from chatsvc.store import run_statements as sql
-from chatsvc.store.pool import Connection, Database, fetch
+from chatsvc.store.pool import Database
 from chatsvc.store.records import Beat, run_of
 
 
@@ -20,18 +20,18 @@ class Workers:
         self._db = database
 
     async def heartbeat(self, worker_id: str, *, roles: Sequence[str], capacity: int, ttl_s: float) -> Beat:
-        """Be alive for ``ttl_s`` more seconds. What others took over stays theirs, and is missing from ``held``."""
+        """Be alive for ``ttl_s`` more seconds. What others took over stays theirs, and is missing from ``held``.
+
+        Two transactions: whatever keeps the runs from being read must not keep the lease from being renewed.
+        """
         params = {"id": worker_id, "roles": list(roles), "capacity": capacity, "ttl_s": float(ttl_s)}
-
-        async def work(connection: Connection) -> Beat:
-            await fetch(connection, sql.HEARTBEAT, params)
-            runs = await fetch(connection, sql.HELD, params)
-            return Beat(
-                stop_requested=tuple(run["id"] for run in runs if run["stop_requested"]),
-                held=tuple((run["id"], run["attempt"]) for run in runs),
-            )
-
-        return await self._db.transaction(work)
+        [renewed] = await self._db.query(sql.HEARTBEAT, params)
+        runs = await self._db.query(sql.HELD, params)
+        return Beat(
+            stop_requested=tuple(run["id"] for run in runs if run["stop_requested"]),
+            held=tuple((run["id"], run["attempt"]) for run in runs),
+            gap_s=renewed["gap_s"],
+        )
 
     async def leave(self, worker_id: str) -> None:
         """Be gone now: what this worker still holds may be taken over at once."""

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from store_world import ALICE, WORKER, World, checkpoint, complete, stopped
 
+from chatsvc.errors import StoreUnavailable
 from chatsvc.run import RunStatus
 from chatsvc.store import open_store
 from chatsvc.store.records import Signal
@@ -34,6 +35,24 @@ async def test_a_heartbeat_tells_what_is_held_and_what_is_to_stop(world, store):
     beat = await store.workers.heartbeat(WORKER, **LONG)
     assert sorted(beat.held) == sorted([(kept.id, 1), (unwanted.id, 1)])
     assert beat.stop_requested == (unwanted.id,)
+
+
+async def test_a_heartbeat_tells_how_long_ago_the_one_before_was(store, postgres_url):
+    assert (await store.workers.heartbeat(WORKER, **LONG)).gap_s is None
+    assert 0 <= (await store.workers.heartbeat(WORKER, **LONG)).gap_s < 5
+    await expire(postgres_url, WORKER)
+    assert 60 <= (await store.workers.heartbeat(WORKER, **LONG)).gap_s < 65
+
+
+async def test_a_lease_is_renewed_while_nobody_can_read_the_runs(world, store, postgres_url):
+    await store.workers.heartbeat(WORKER, **LONG)
+    await expire(postgres_url, WORKER)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute("LOCK TABLE runs")
+        with pytest.raises(StoreUnavailable):
+            await store.workers.heartbeat(WORKER, **LONG)
+        rows = await connection.execute("SELECT expires_at > clock_timestamp() FROM workers")
+        assert await rows.fetchall() == [(True,)]
 
 
 async def test_runs_of_a_living_worker_are_left_alone(world, store):
