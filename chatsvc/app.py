@@ -3,8 +3,9 @@
     socket ─▶ data directory ─▶ Postgres, Redis ─▶ migrations ─▶ store ─▶ log, hub, writer ─▶ engines ─▶ scheduler ─▶
     API
 
-Shutting down: new work is refused and ``/readyz`` says so, running replies finish within the grace time, what cannot
-finish ends honestly, readers are let go, then everything closes. A second signal cuts the grace time short.
+Shutting down: new work is refused and ``/readyz`` says so; running replies finish within the grace time, and what
+cannot finish ends honestly; meanwhile readers of other replies are sent to other processes a few at a time, where there
+are any. Then everybody is let go and everything closes. A second signal cuts the grace time short.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import uvicorn
 
 from chatsvc.api.application import create_api
 from chatsvc.api.asgi import ASGIApp
+from chatsvc.api.departure import Departure
 from chatsvc.api.direct import Places, StreamingProtocol
 from chatsvc.api.listener import bound, most_connections
 from chatsvc.api.sse import Streams
@@ -180,7 +182,7 @@ async def _shut_down(
     config: Config, scheduler: Scheduler, server: uvicorn.Server, streams: Streams, hurry: asyncio.Event
 ) -> None:
     _log.info("shutting down", grace_s=config.server.grace_s, running=scheduler.dispatcher.active_count)
-    draining = asyncio.create_task(scheduler.drain(config.server.grace_s), name="drain")
+    draining = asyncio.create_task(_drain(config, scheduler, streams), name="drain")
     hurrying = asyncio.create_task(hurry.wait(), name="wait for a second signal")
     await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
     hurrying.cancel()
@@ -190,6 +192,20 @@ async def _shut_down(
         await scheduler.drain(0)
     streams.close()
     server.should_exit = True
+
+
+async def _drain(config: Config, scheduler: Scheduler, streams: Streams) -> None:
+    """Running replies finish; meanwhile other readers leave, if there is anywhere to go."""
+    finishing = asyncio.create_task(scheduler.drain(config.server.grace_s), name="finish replies")
+    try:
+        if "api" in config.roles and await scheduler.others_serve():
+            await Departure(
+                streams, scheduler.runs_here, round_s=config.server.leave_s, most_s=config.server.grace_s
+            ).run(finishing.done)
+        await finishing
+    finally:
+        finishing.cancel()
+        await asyncio.gather(finishing, return_exceptions=True)
 
 
 def _progress(line: str) -> None:

@@ -87,6 +87,7 @@ async def create_api(
         stream,
         regions,
         base_path=base_path,
+        leaving=lambda: scheduler.draining,
         only_local_names=config.auth.mode is AuthMode.NONE
         and not config.auth.allow_public_without_auth
         and _is_loopback(config.server.host),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import uuid
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -79,12 +80,15 @@ class Door:
         *,
         base_path: str,
         only_local_names: bool,
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``leaving``: whether callers had better come back over a new connection, which may find another process."""
         self._app = app
         self._stream = stream
         self._regions = regions
         self._base = base_path.rstrip("/")
         self._only_local_names = only_local_names
+        self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's event."""
@@ -114,7 +118,10 @@ class Door:
                 await send_problem(send, error)
                 return
             inner: dict[str, Any] = {**scope, "path": path, "raw_path": path.encode(), "root_path": self._base}
-            await self._app(inner, receive, _adding_headers(send, request_id.encode()))
+            added = [*_ADDED_HEADERS, (b"x-request-id", request_id.encode())]
+            if self._leaving():
+                added.append((b"connection", b"close"))
+            await self._app(inner, receive, _adding_headers(send, added))
 
     def _below_base(self, path: str) -> str:
         if not self._base or path in _PROBES:
@@ -178,13 +185,12 @@ def _check_media_type(headers: dict[bytes, bytes]) -> None:
         raise UnsupportedMediaType("Send the body as JSON, with the header content-type: application/json.")
 
 
-def _adding_headers(send: Send, request_id: bytes) -> Send:
+def _adding_headers(send: Send, added: Iterable[tuple[bytes, bytes]]) -> Send:
     async def adding(message: Any) -> None:
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
             present = {name.lower() for name, _ in headers}
-            headers.extend(_ADDED_HEADERS)
-            headers.append((b"x-request-id", request_id))
+            headers.extend(added)
             if b"cache-control" not in present:
                 headers.append((b"cache-control", b"no-store"))
             message["headers"] = headers

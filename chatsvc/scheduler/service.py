@@ -182,6 +182,18 @@ class Scheduler:
         """True from the moment the process began to shut down."""
         return self._draining
 
+    def runs_here(self, response_id: str) -> bool:
+        """Whether this process works on a reply."""
+        return self.dispatcher.active(response_id) is not None
+
+    async def others_serve(self) -> bool:
+        """Whether another process serves the API; False too when the store cannot be asked."""
+        try:
+            return await self._store.workers.has_others(self.dispatcher.worker_id, "api")
+        except StoreUnavailable as error:
+            _log.warning("whether others serve is not known", reason=error.detail)
+            return False
+
     # Behind the door ----------------------------------------------------------------------------------------------
 
     def _refuse_when_draining(self) -> None:

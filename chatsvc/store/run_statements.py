@@ -172,6 +172,10 @@ HEARTBEAT: Final = """
 
 HELD: Final = "SELECT id, attempt, stop_requested FROM runs WHERE owner = %(id)s AND status = 'streaming' ORDER BY id"
 
+OTHERS: Final = """
+    SELECT 1 FROM workers WHERE id <> %(id)s AND %(role)s = ANY(roles) AND expires_at > clock_timestamp() LIMIT 1
+"""
+
 LEAVE: Final = "DELETE FROM workers WHERE id = %(id)s"
 
 FORGET_WORKERS: Final = """

@@ -33,6 +33,10 @@ class Workers:
             gap_s=renewed["gap_s"],
         )
 
+    async def has_others(self, worker_id: str, role: str) -> bool:
+        """Whether another process that is alive has this role."""
+        return bool(await self._db.query(sql.OTHERS, {"id": worker_id, "role": role}))
+
     async def leave(self, worker_id: str) -> None:
         """Be gone now: what this worker still holds may be taken over at once."""
         await self._db.query(sql.LEAVE, {"id": worker_id})

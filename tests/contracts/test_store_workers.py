@@ -62,6 +62,18 @@ async def test_runs_of_a_living_worker_are_left_alone(world, store):
     assert await store.runs.holds(run.id, 1)
 
 
+async def test_others_are_those_that_live_and_have_the_role(store, postgres_url):
+    await store.workers.heartbeat(WORKER, **LONG)
+    assert not await store.workers.has_others(WORKER, "api")
+    await store.workers.heartbeat("worker-2", **LONG | {"roles": ["worker"]})
+    assert not await store.workers.has_others(WORKER, "api")
+    assert await store.workers.has_others(WORKER, "worker")
+    await store.workers.heartbeat("worker-3", **LONG)
+    assert await store.workers.has_others(WORKER, "api")
+    await expire(postgres_url, "worker-3")
+    assert not await store.workers.has_others(WORKER, "api")
+
+
 @pytest.mark.parametrize("gone", ["expired", "left", "never seen"])
 async def test_runs_of_a_worker_that_is_gone_go_to_another_under_a_new_attempt(world, store, postgres_url, gone):
     run = await world.streaming()
