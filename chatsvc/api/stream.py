@@ -107,9 +107,10 @@ class ResponseStream:
 
     async def _run_for_caller(self, response_id: str, scope: Scope, query: dict[str, list[str]]) -> Run:
         """The run, if the caller's token or identity opens it. Raises ``NotAuthenticated`` and ``NotFound``."""
+        running = self._scheduler.running(response_id)
         token = query.get("token", [""])[-1]
         if token and self._tokens.is_good(response_id, token):
-            return (await self._store.runs.reply(response_id)).run
+            return running or await self._store.runs.find(response_id)
         try:
             principal = caller_of(self._authenticator, scope)
         except NotAuthenticated as error:
@@ -119,6 +120,8 @@ class ResponseStream:
                     "a new address."
                 ) from error
             raise
+        if running is not None and running.user_id == principal.user_id:
+            return running
         return await self._store.runs.get(principal.user_id, response_id)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
+from chatsvc.prompt import Prompt
 from chatsvc.run import Run
 
 
@@ -27,8 +28,10 @@ class Interrupt(Enum):
 class ActiveRun:
     """One run in this process, from its claim to its end."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, prompt: Prompt | None = None) -> None:
         self.run = run
+        self.prompt = prompt
+        """What the run is to answer, where it was rendered already when it was submitted."""
         self.why: Interrupt | None = None
         self.ended = asyncio.Event()
         self.settling = False

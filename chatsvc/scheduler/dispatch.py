@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from chatsvc.errors import StoreUnavailable
 from chatsvc.inference.base import Engine
+from chatsvc.prompt import Prompt
 from chatsvc.run import Run
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.queue import RunQueue, Waiting
@@ -29,6 +30,19 @@ SWEEP_S: Final = 5.0
 """How often the queued rows are read for runs whose notification was lost."""
 SWEEP_LIMIT: Final = 1000
 RETRY_S: Final = 0.5
+
+
+class Place:
+    """A slot held for a run while it is being written; ``owner`` None: there was none to be had."""
+
+    def __init__(self, owner: str | None) -> None:
+        self.owner = owner
+        self.taken: Run | None = None
+        self.prompt: Prompt | None = None
+
+    def take(self, run: Run, prompt: Prompt | None) -> None:
+        """The run was written as ours: it begins when the place is left."""
+        self.taken, self.prompt = run, prompt
 
 
 class Dispatcher:
@@ -70,6 +84,34 @@ class Dispatcher:
         if run_id not in self._active and run_id not in self._claiming and model in self._engines:
             self._queue.put(Waiting(run_id, model))
             self._work.set()
+
+    @contextlib.contextmanager
+    def place(self, run_id: str, model: str) -> Iterator[Place]:
+        """A place for a run that is about to be submitted, if there is one and nobody waits for it.
+
+        The run is then written as claimed by this worker: with room, a request waits for nothing. A place that is not
+        used, because the run came before or was refused, is free again in the end.
+        """
+        if not self._has_place(model):
+            yield Place(None)
+            return
+        place = Place(self.worker_id)
+        self._claiming[run_id] = None
+        self._used[model] += 1
+        self._idle.clear()
+        try:
+            yield place
+        finally:
+            self._used[model] -= 1
+            interrupted = self._claiming.pop(run_id, None)
+            if place.taken is not None:
+                self._start(place.taken, interrupted, place.prompt)
+            else:
+                self._work.set()
+                self._note_idle()
+
+    def _has_place(self, model: str) -> bool:
+        return not self._draining and self._free().get(model, 0) > 0 and not self._queue.waits_for(model)
 
     def interrupt(self, run_id: str, why: Interrupt) -> bool:
         """Cut a run short if it is in this process; False when it is not."""
@@ -203,11 +245,11 @@ class Dispatcher:
             if model not in self._unready and (free := slots - self._used[model]) > 0
         }
 
-    def _start(self, run: Run, interrupted: Interrupt | None) -> None:
+    def _start(self, run: Run, interrupted: Interrupt | None, prompt: Prompt | None = None) -> None:
         if run.id in self._active:
             _log.error("run was claimed twice by one worker", run_id=run.id, attempt=run.attempt)
             self._active[run.id].interrupt(Interrupt.LOST)
-        active = ActiveRun(run)
+        active = ActiveRun(run, prompt)
         # Claimed while the shutdown began: given back at once.
         if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
             active.interrupt(why)

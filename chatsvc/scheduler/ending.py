@@ -7,14 +7,14 @@ import structlog
 from chatsvc.errors import kind_of
 from chatsvc.events import Done, Error, Event
 from chatsvc.limits import Usage
-from chatsvc.run import Run, RunStatus
+from chatsvc.run import Outcome, Run, RunStatus
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter
 
 _log = structlog.get_logger(__name__)
 
 
-def terminal_event(
+def _terminal_event(
     *, message_id: str, finish_reason: str | None, usage: Usage, error_code: str | None, error_message: str | None
 ) -> Event:
     """The event that ends the log of a run that ended like this."""
@@ -28,7 +28,7 @@ def terminal_event_of(run: Run) -> Event | None:
     """The event that ends the log of this run; None while it has not ended."""
     if not run.status.ended:
         return None
-    return terminal_event(
+    return _terminal_event(
         message_id=run.message_id,
         finish_reason="stopped" if run.status is RunStatus.STOPPED else run.finish_reason,
         usage=run.usage,
@@ -40,6 +40,17 @@ def terminal_event_of(run: Run) -> Event | None:
 def seq_of_end(last_seq: int, kept: str) -> int:
     """The terminal event's seq, of a run that ends in the queue: text that was kept goes before it, as one delta."""
     return last_seq + (2 if kept else 1)
+
+
+def terminal_event_for(message_id: str, outcome: Outcome) -> Event:
+    """The event that ends the log of a run with this outcome."""
+    return _terminal_event(
+        message_id=message_id,
+        finish_reason=outcome.finish_reason,
+        usage=outcome.usage,
+        error_code=outcome.error_code,
+        error_message=outcome.error_message,
+    )
 
 
 async def announce(writer: LogWriter, run: Run, kept: str, ttl_s: float) -> None:

@@ -17,7 +17,7 @@ import structlog
 from chatsvc.clock import Clock
 from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
 from chatsvc.run import Outcome, Run, RunStatus
-from chatsvc.scheduler.ending import announce, seq_of_end, terminal_event
+from chatsvc.scheduler.ending import announce, seq_of_end, terminal_event_for
 from chatsvc.store import SettledReply, Store
 from chatsvc.streamlog.base import Fenced, StreamLog
 from chatsvc.streamlog.snapshot import text_through
@@ -133,15 +133,7 @@ class Orphans:
         if not await self._store.runs.finish(run.id, run.attempt, outcome):
             reply.discard()
             return
-        reply.event(
-            terminal_event(
-                message_id=run.message_id,
-                finish_reason=outcome.finish_reason,
-                usage=outcome.usage,
-                error_code=outcome.error_code,
-                error_message=outcome.error_message,
-            )
-        )
+        reply.event(terminal_event_for(run.message_id, outcome))
         await reply.close(self._log_ttl_s)
         _log.warning("orphan ended", run_id=run.id, status=outcome.status.value)
 

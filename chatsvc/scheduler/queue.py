@@ -33,6 +33,10 @@ class RunQueue(Protocol):
         """Forget a run; unknown ids are fine."""
         ...
 
+    def waits_for(self, model: str) -> bool:
+        """Whether any run waits for this model."""
+        ...
+
     def ids(self) -> set[str]:
         """The runs that wait."""
         ...
@@ -68,6 +72,9 @@ class FifoQueue:
         model = self._model_of.pop(run_id, None)
         if model is not None:
             del self._by_model[model][run_id]
+
+    def waits_for(self, model: str) -> bool:
+        return bool(self._by_model.get(model))
 
     def ids(self) -> set[str]:
         return set(self._model_of)

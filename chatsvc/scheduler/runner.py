@@ -20,7 +20,6 @@ import structlog
 from chatsvc.clock import Clock
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
-from chatsvc.conversation import Message
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, StoreUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
@@ -29,7 +28,7 @@ from chatsvc.prompt import Prompt, Sampling
 from chatsvc.run import Outcome, Run, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
-from chatsvc.scheduler.ending import terminal_event
+from chatsvc.scheduler.ending import terminal_event_for
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter, ReplyWriter
@@ -128,7 +127,7 @@ class Runner:
             self.tokens[run.model, kind] += count
 
     async def _generate(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
-        generation = asyncio.create_task(self._produce(active.run, reply, progress), name=f"generate {active.run.id}")
+        generation = asyncio.create_task(self._produce(active, reply, progress), name=f"generate {active.run.id}")
         active.guard(generation)
         try:
             await generation
@@ -144,15 +143,14 @@ class Runner:
             progress.failure = ChatError("The server failed to finish this reply.")
             _log.exception("generation failed unexpectedly", error_type=type(error).__name__)
 
-    async def _produce(self, run: Run, reply: ReplyWriter, progress: _Progress) -> None:
+    async def _produce(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
+        run = active.run
         engine = self._engines[run.model]
         if reply.last_seq == 0:
             reply.event(
                 Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=self._clock.now())
             )
-        kept = await self._kept_text(run)
-        progress.kept = kept.content if kept else ""
-        prompt = await self._prompt(run, engine, kept)
+        prompt = active.prompt or await self._prompt(run, engine, progress)
         window = engine.limits.window
         sampling = Sampling(
             max_tokens=reply_limit(prompt_tokens=prompt.tokens, window=window, requested=run.max_tokens),
@@ -181,18 +179,16 @@ class Runner:
                 if reply.fenced:
                     return
 
-    async def _kept_text(self, run: Run) -> Message | None:
-        """The reply that this one goes on with, if it has any text."""
-        if run.continues_message_id is None:
-            return None
-        message_id = run.continues_message_id
-        branch = await _patiently(lambda: self._store.conversations.branch(message_id))
-        return branch[-1] if branch and branch[-1].content else None
-
-    async def _prompt(self, run: Run, engine: Engine, kept: Message | None) -> Prompt:
-        branch = await _patiently(lambda: self._store.conversations.branch(run.user_message_id))
-        conversation = await _patiently(lambda: self._store.conversations.get(run.user_id, run.conversation_id))
-        return await engine.render(assemble(conversation.system_prompt, (*branch, kept) if kept else branch))
+    async def _prompt(self, run: Run, engine: Engine, progress: _Progress) -> Prompt:
+        """What the run is to answer. A reply that goes on with another one's text begins with it."""
+        leaf = run.continues_message_id or run.user_message_id
+        conversation, branch = await _patiently(
+            lambda: self._store.conversations.turn(run.user_id, run.conversation_id, leaf)
+        )
+        if run.continues_message_id is not None:
+            progress.kept = branch[-1].content
+            branch = branch if progress.kept else branch[:-1]
+        return await engine.render(assemble(conversation.system_prompt, branch))
 
     async def _end(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
         run = active.run
@@ -210,15 +206,7 @@ class Runner:
             _log.info("run had been ended elsewhere")
             reply.discard()
             return
-        reply.event(
-            terminal_event(
-                message_id=run.message_id,
-                finish_reason=outcome.finish_reason,
-                usage=outcome.usage,
-                error_code=outcome.error_code,
-                error_message=outcome.error_message,
-            )
-        )
+        reply.event(terminal_event_for(run.message_id, outcome))
         await reply.close(self._log_ttl_s)
         self.ended[run.model, outcome.status.value] += 1
         _log.info(

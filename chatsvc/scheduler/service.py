@@ -110,6 +110,7 @@ class Scheduler:
             is_ready=self._is_ready,
             # A reply that nobody could watch is not begun; those that run go on without Redis.
             check_log=log.ping,
+            dispatcher=self.dispatcher,
         )
 
     # For the API --------------------------------------------------------------------------------------------------
@@ -117,12 +118,12 @@ class Scheduler:
     async def submit(self, principal: Principal, conversation_id: str, new: NewMessage) -> Submitted:
         """Store a user message and queue its reply; see ``Submitter.message`` for what is raised."""
         self._refuse_when_draining()
-        return self._offered(await self._submitter.message(principal, conversation_id, new))
+        return await self._submitter.message(principal, conversation_id, new)
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message; see ``Submitter.answer_again``."""
         self._refuse_when_draining()
-        return self._offered(await self._submitter.answer_again(principal, user_message_id, new))
+        return await self._submitter.answer_again(principal, user_message_id, new)
 
     async def stop(self, user_id: str, response_id: str) -> Run:
         """Stop a reply, wherever it runs (L9); one that has ended stays as it is. Raises ``NotFound``."""
@@ -153,6 +154,11 @@ class Scheduler:
     async def position(self, run: Run) -> Queued | None:
         """Where a queued run stands; None when it does not wait."""
         return None if run.status is not RunStatus.QUEUED else await self.positions.of(run)
+
+    def running(self, response_id: str) -> Run | None:
+        """The run, as it was claimed, if this process works on it."""
+        active = self.dispatcher.active(response_id)
+        return None if active is None else active.run
 
     def watch_position(self, run: Run, teller: Teller) -> Watch:
         """Be told where a queued run stands, now and when it changes."""
@@ -199,11 +205,6 @@ class Scheduler:
     def _refuse_when_draining(self) -> None:
         if self._draining:
             raise Draining("This server is shutting down. The same request will be taken by the next one.")
-
-    def _offered(self, submitted: Submitted) -> Submitted:
-        if submitted.created:
-            self.dispatcher.offer(submitted.run.id, submitted.run.model)
-        return submitted
 
     def _is_ready(self, model: str) -> bool:
         health = self._health.get(model)

@@ -1,6 +1,7 @@
 """The door to the queue: validate, admit, then write, in one transaction (L8). Nothing is half-done behind an error.
 
-replay? ─▶ model, content ─▶ prompt fits the window? ─▶ store.submit: owner, parent, busy, open replies, rows
+came before? ─▶ model, content ─▶ prompt fits the window? ─▶ a free place? ─▶ store.submit: owner, parent, busy, open
+replies, rows ─▶ begun at once, or offered to the queue
 """
 
 from __future__ import annotations
@@ -15,12 +16,22 @@ import msgspec
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
 from chatsvc.conversation import Branch, Message
-from chatsvc.errors import CannotContinue, ConversationBusy, EngineUnavailable, InvalidInput, UnknownModel
+from chatsvc.errors import (
+    CannotContinue,
+    ConversationBusy,
+    EngineUnavailable,
+    InvalidInput,
+    NotFound,
+    UnknownModel,
+    UnknownParent,
+)
 from chatsvc.events import clean_text
 from chatsvc.ids import new_message_id, new_response_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Principal, Tier, TierName
+from chatsvc.prompt import Prompt
 from chatsvc.run import RunStatus
+from chatsvc.scheduler.dispatch import Dispatcher, Place
 from chatsvc.store import Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
@@ -72,8 +83,10 @@ class Submitter:
         max_content_chars: int,
         is_ready: Callable[[str], bool],
         check_log: Callable[[], Awaitable[None]],
+        dispatcher: Dispatcher,
     ) -> None:
         self._check_log = check_log
+        self._dispatcher = dispatcher
         self._store = store
         self._engines = engines
         self._models = models
@@ -90,22 +103,36 @@ class Submitter:
         ``TooManyReplies``, ``Unavailable`` and its kinds.
         """
         request_hash = _hash("message", conversation_id, new)
-        if (replay := await self._replay(principal, new.client_msg_id, request_hash)) is not None:
-            return replay
-        await self._check_log()
-        content = self._checked_content(new.content)
-        conversation = await self._store.conversations.get(principal.user_id, conversation_id)
-        parent_id = conversation.head_message_id if new.parent_id is msgspec.UNSET else new.parent_id
-        model = self._checked_model(new.model or conversation.model)
 
         async def submit() -> Submitted:
-            branch = await self._store.conversations.owned_branch(principal.user_id, conversation_id, parent_id)
-            tokens = await self._check_fits(model, conversation.system_prompt, branch, content, new.max_tokens)
-            return await self._store.runs.submit(
+            return await self._message(principal, conversation_id, new, request_hash)
+
+        return await self._after_a_stop(submit)
+
+    async def _message(
+        self, principal: Principal, conversation_id: str, new: NewMessage, request_hash: bytes
+    ) -> Submitted:
+        ground = await self._store.runs.ground(
+            principal.user_id, conversation_id, new.parent_id, _checked_id(new.client_msg_id), request_hash
+        )
+        if ground.known is not None:
+            return ground.known
+        await self._check_log()
+        content = self._checked_content(new.content)
+        conversation = ground.conversation
+        if conversation is None:
+            raise NotFound("There is no such conversation.")
+        if new.parent_id not in {None, msgspec.UNSET} and not ground.branch:
+            raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
+        model = self._checked_model(new.model or conversation.model)
+        prompt = await self._fitting_prompt(model, conversation.system_prompt, ground.branch, content, new.max_tokens)
+        response_id = new_response_id(self._region)
+        with self._dispatcher.place(response_id, model) as place:
+            submitted = await self._store.runs.submit(
                 Submission(
                     principal=principal,
                     conversation_id=conversation_id,
-                    parent_id=parent_id,
+                    parent_id=ground.branch[-1].id if ground.branch else None,
                     content=content,
                     title=None if conversation.title else title_from(content),
                     client_msg_id=new.client_msg_id,
@@ -117,50 +144,60 @@ class Submitter:
                     max_open=self._tiers[principal.tier].max_open_replies,
                     user_message_id=new_message_id(),
                     message_id=new_message_id(),
-                    response_id=new_response_id(self._region),
-                    user_tokens=tokens,
+                    response_id=response_id,
+                    user_tokens=await self._tokens(model, content),
+                    owner=place.owner,
                 )
             )
-
-        return await _after_a_stop(submit)
+            self._begin(submitted, place, prompt)
+        return submitted
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message that is there already: a sibling. Raises as ``message`` does."""
         request_hash = _hash("answer", user_message_id, new)
-        if (replay := await self._replay(principal, new.client_msg_id, request_hash)) is not None:
+        client_msg_id = _checked_id(new.client_msg_id)
+        if (replay := await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)) is not None:
             return replay
         await self._check_log()
         message = await self._store.conversations.owner_of_message(principal.user_id, user_message_id)
-        conversation = await self._store.conversations.get(principal.user_id, message.conversation_id)
+        conversation, branch = await self._store.conversations.turn(
+            principal.user_id, message.conversation_id, user_message_id
+        )
         model = self._checked_model(new.model or conversation.model)
-        branch = await self._store.conversations.branch(user_message_id)
         if new.continues is not None:
             branch = (*branch, _continuable(new.continues))
-        await self._check_fits(model, conversation.system_prompt, branch, None, new.max_tokens)
-        return await self._store.runs.regenerate(
-            Regeneration(
-                principal=principal,
-                user_message_id=user_message_id,
-                client_msg_id=new.client_msg_id,
-                request_hash=request_hash,
-                model=model,
-                max_tokens=new.max_tokens,
-                temperature=new.temperature,
-                background=new.background,
-                max_open=self._tiers[principal.tier].max_open_replies,
-                message_id=new_message_id(),
-                response_id=new_response_id(self._region),
-                continues_message_id=new.continues.id if new.continues else None,
+        prompt = await self._fitting_prompt(model, conversation.system_prompt, branch, None, new.max_tokens)
+        response_id = new_response_id(self._region)
+        with self._dispatcher.place(response_id, model) as place:
+            submitted = await self._store.runs.regenerate(
+                Regeneration(
+                    principal=principal,
+                    user_message_id=user_message_id,
+                    client_msg_id=client_msg_id,
+                    request_hash=request_hash,
+                    model=model,
+                    max_tokens=new.max_tokens,
+                    temperature=new.temperature,
+                    background=new.background,
+                    max_open=self._tiers[principal.tier].max_open_replies,
+                    message_id=new_message_id(),
+                    response_id=response_id,
+                    continues_message_id=new.continues.id if new.continues else None,
+                    owner=place.owner,
+                )
             )
-        )
+            # The text that is gone on with may have grown since it was read: the runner reads it again.
+            self._begin(submitted, place, prompt if new.continues is None else None)
+        return submitted
 
-    async def _replay(self, principal: Principal, client_msg_id: str, request_hash: bytes) -> Submitted | None:
-        if not 0 < len(client_msg_id) <= MAX_CLIENT_MSG_ID_CHARS or not client_msg_id.isprintable():
-            raise InvalidInput(
-                f"client_msg_id must be 1 to {MAX_CLIENT_MSG_ID_CHARS} printable characters, new for each message.",
-                field="client_msg_id",
-            )
-        return await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)
+    def _begin(self, submitted: Submitted, place: Place, prompt: Prompt | None) -> None:
+        run = submitted.run
+        if not submitted.created:
+            return
+        if place.owner is not None:
+            place.take(run, prompt)
+        else:
+            self._dispatcher.offer(run.id, run.model)
 
     def _checked_content(self, content: str) -> str:
         content = clean_text(content)
@@ -188,16 +225,46 @@ class Submitter:
             raise EngineUnavailable(f"The model {model!r} is not ready. Try again shortly.", retry_after=5)
         return model
 
-    async def _check_fits(
+    async def _fitting_prompt(
         self, model: str, system_prompt: str | None, branch: Branch, content: str | None, max_tokens: int | None
-    ) -> int | None:
-        """Refuse what cannot fit, by the model's own count; returns the new message's tokens, without template."""
+    ) -> Prompt | None:
+        """The prompt, if it fits by the model's own count; None where the model is not. Raises ``MessageTooLong``."""
         engine = self._engines.get(model)
         if engine is None:
             return None
         prompt = await engine.render(assemble(system_prompt, branch, content))
         reply_limit(prompt_tokens=prompt.tokens, window=engine.limits.window, requested=max_tokens)
-        return None if content is None else len(await engine.encode(content))
+        return prompt
+
+    async def _tokens(self, model: str, content: str) -> int | None:
+        """The message's tokens, without template."""
+        engine = self._engines.get(model)
+        return None if engine is None else len(await engine.encode(content))
+
+    async def _after_a_stop(self, submit: Callable[[], Awaitable[Submitted]]) -> Submitted:
+        """Submit; when the branch is busy with a reply that is being stopped, wait for its end and submit again."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + STOPPING_WAIT_S
+        while True:
+            try:
+                return await submit()
+            except ConversationBusy as busy:
+                if not busy.extra.pop("stop_requested", False) or loop.time() >= give_up:
+                    raise
+                response_id = str(busy.extra["response_id"])
+            while not await self._store.runs.ended([response_id]):
+                if loop.time() >= give_up:
+                    break
+                await asyncio.sleep(STOPPING_POLL_S)
+
+
+def _checked_id(client_msg_id: str) -> str:
+    if not 0 < len(client_msg_id) <= MAX_CLIENT_MSG_ID_CHARS or not client_msg_id.isprintable():
+        raise InvalidInput(
+            f"client_msg_id must be 1 to {MAX_CLIENT_MSG_ID_CHARS} printable characters, new for each message.",
+            field="client_msg_id",
+        )
+    return client_msg_id
 
 
 def title_from(content: str) -> str:
@@ -230,16 +297,3 @@ def _hash(kind: str, target: str, new: NewMessage | NewAnswer) -> bytes:
         kind, target, new = "continue", new.continues.id, msgspec.structs.replace(new, continues=None)
     body = msgspec.json.encode([kind, target, msgspec.to_builtins(new)], order="deterministic")
     return hashlib.sha256(body).digest()
-
-
-async def _after_a_stop(submit: Callable[[], Awaitable[Submitted]]) -> Submitted:
-    """Submit; when the branch is busy with a reply that is being stopped, wait for its end and submit again."""
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + STOPPING_WAIT_S
-    while True:
-        try:
-            return await submit()
-        except ConversationBusy as busy:
-            if not busy.extra.pop("stop_requested", False) or loop.time() >= give_up:
-                raise
-        await asyncio.sleep(STOPPING_POLL_S)

@@ -36,7 +36,7 @@ _CREATE: Final = statement("""
     VALUES (%(id)s, %(user_id)s, %(title)s, %(system_prompt)s, %(model)s, %(temporary)s)
     RETURNING {conversation:c}
 """)
-_GET: Final = statement("""
+GET_CONVERSATION: Final = statement("""
     SELECT {conversation:c} FROM conversations c WHERE c.id = %(id)s AND c.user_id = %(user_id)s
 """)
 _LIST: Final = statement("""
@@ -62,6 +62,17 @@ _BRANCH: Final = statement("""
     )
     SELECT {message:m} FROM up JOIN messages m USING (id) ORDER BY up.depth
 """)
+TURN: Final = statement("""
+    WITH RECURSIVE up (id, parent_id, depth) AS (
+        SELECT m.id, m.parent_id, 1 FROM conversations c JOIN messages m ON m.conversation_id = c.id
+            AND m.id = CASE WHEN %(at_head)s THEN c.head_message_id ELSE %(leaf)s END
+        WHERE c.id = %(id)s AND c.user_id = %(user_id)s
+        UNION ALL
+        SELECT m.id, m.parent_id, up.depth + 1 FROM up JOIN messages m ON m.id = up.parent_id
+    )
+    SELECT {message:m} FROM up JOIN messages m USING (id) ORDER BY up.depth
+""")
+"""The branch that ends in a conversation's head or in ``leaf``, leaf first; nothing for a leaf of another one."""
 _CAN_LEAD: Final = """
     SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s AND role IN ('assistant', 'system')
 """
@@ -105,7 +116,6 @@ _SWEEP: Final = """
 """
 _NO_CONVERSATION: Final = "There is no such conversation."
 _NO_MESSAGE: Final = "There is no such message."
-_WHOLE: Final = 2**31 - 1
 
 
 class Conversations:
@@ -153,7 +163,7 @@ class Conversations:
 
     async def get(self, user_id: str, conversation_id: str) -> Conversation:
         """Raises ``NotFound``."""
-        return _conversation(await self._db.query(_GET, {"user_id": user_id, "id": conversation_id}))
+        return _conversation(await self._db.query(GET_CONVERSATION, {"user_id": user_id, "id": conversation_id}))
 
     async def tree(self, user_id: str, conversation_id: str) -> tuple[Conversation, tuple[Message, ...]]:
         """The conversation and all its messages as of one moment, oldest first, so parents before children.
@@ -163,7 +173,7 @@ class Conversations:
         params = {"user_id": user_id, "id": conversation_id}
 
         async def work(connection: Connection) -> tuple[Conversation, tuple[Message, ...]]:
-            conversation = _conversation(await fetch(connection, _GET, params))
+            conversation = _conversation(await fetch(connection, GET_CONVERSATION, params))
             return conversation, tuple(map(message_of, await fetch(connection, _MESSAGES, params)))
 
         return await self._db.transaction(work, snapshot=True)
@@ -179,7 +189,9 @@ class Conversations:
         missing = InvalidCursor("The cursor is not one that this list gave out.") if cursor else NotFound(_NO_MESSAGE)
 
         async def work(connection: Connection) -> Branch:
-            conversation = _conversation(await fetch(connection, _GET, {"user_id": user_id, "id": conversation_id}))
+            conversation = _conversation(
+                await fetch(connection, GET_CONVERSATION, {"user_id": user_id, "id": conversation_id})
+            )
             first = start or conversation.head_message_id
             params = {"leaf": first, "id": conversation_id, "limit": limit + 1}
             if start is not None and not await fetch(connection, _IN_CONVERSATION, params):
@@ -189,29 +201,17 @@ class Conversations:
         found = await self._db.transaction(work, snapshot=True)
         return Page(found[:limit], encode_cursor(found[limit].id) if len(found) > limit else None)
 
-    async def branch(self, message_id: str) -> Branch:
-        """The path from the root to a message, for the runner: whose it is, is not asked. Raises ``NotFound``."""
-        rows = await self._db.query(_BRANCH, {"leaf": message_id, "limit": _WHOLE})
-        if not rows:
-            raise NotFound(_NO_MESSAGE)
-        return tuple(map(message_of, reversed(rows)))
+    async def turn(self, user_id: str, conversation_id: str, leaf: str) -> tuple[Conversation, Branch]:
+        """The conversation and the path from its root to ``leaf``, in one round trip.
 
-    async def owned_branch(self, user_id: str, conversation_id: str, leaf: str | None) -> Branch:
-        """The path from the root to ``leaf``, which None makes empty.
-
-        Raises ``NotFound`` for an unknown conversation and ``UnknownParent`` for a leaf that is not in it.
+        Raises ``NotFound`` for an unknown conversation, and for a leaf that is not in it.
         """
-        params = {"leaf": leaf, "id": conversation_id, "user_id": user_id, "limit": _WHOLE}
-
-        async def work(connection: Connection) -> Branch:
-            _conversation(await fetch(connection, _GET, params))
-            if leaf is None:
-                return ()
-            if not await fetch(connection, _IN_CONVERSATION, params):
-                raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
-            return tuple(map(message_of, reversed(await fetch(connection, _BRANCH, params))))
-
-        return await self._db.transaction(work, snapshot=True)
+        params = {"user_id": user_id, "id": conversation_id, "at_head": False, "leaf": leaf}
+        rows, branch = await self._db.batch((GET_CONVERSATION, params), (TURN, params))
+        conversation = _conversation(rows)
+        if not branch:
+            raise NotFound(_NO_MESSAGE)
+        return conversation, branch_of(branch)
 
     async def update(self, user_id: str, conversation_id: str, patch: ConversationPatch) -> Conversation:
         """Change what the patch sets. It is no activity: ``updated_at`` stays.
@@ -227,7 +227,7 @@ class Conversations:
         head = given.get("head_message_id")
 
         async def work(connection: Connection) -> Conversation:
-            _conversation(await fetch(connection, _GET, params))
+            _conversation(await fetch(connection, GET_CONVERSATION, params))
             if head is not None and not await fetch(connection, _CAN_LEAD, params | {"leaf": head}):
                 # The next message goes below the head, and a message goes below a reply only.
                 raise UnknownParent("The head must be a reply of this conversation.", field="head_message_id")
@@ -263,6 +263,11 @@ class Conversations:
         """Delete up to ``limit`` temporary conversations that were idle for so long. Returns their response ids."""
         rows = await self._db.query(_SWEEP, {"older_than": older_than, "limit": limit})
         return [row["id"] for row in rows]
+
+
+def branch_of(rows: list[Row]) -> Branch:
+    """The rows of ``TURN``, root first."""
+    return tuple(map(message_of, reversed(rows)))
 
 
 def _conversation(rows: list[Row]) -> Conversation:

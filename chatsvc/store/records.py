@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from chatsvc.conversation import Conversation, Message
+from chatsvc.conversation import Branch, Conversation, Message
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
 from chatsvc.limits import Principal, Usage
@@ -66,6 +66,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of ``content``."""
     title: str | None = None
     """The conversation's title from now on, should it have none."""
+    owner: str | None = None
+    """The worker that has a place for the run: it is claimed as it is written."""
 
 
 class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,8 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     continues_message_id: str | None = None
     """A sibling whose text the new answer begins with."""
+    owner: str | None = None
+    """As in ``Submission``."""
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -91,6 +95,17 @@ class Submitted(msgspec.Struct, frozen=True):
 
     run: Run
     created: bool
+
+
+class Ground(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new message stands on."""
+
+    known: Submitted | None
+    """What an earlier request with the same id made; then the rest is of no interest."""
+    conversation: Conversation | None
+    """None: the user has no such conversation."""
+    branch: Branch
+    """The path from the root to the parent. Empty for a parent that is not in the conversation."""
 
 
 class SettledReply(msgspec.Struct, frozen=True, kw_only=True):

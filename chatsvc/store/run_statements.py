@@ -12,6 +12,8 @@ from chatsvc.store.records import statement
 
 GET: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s AND r.user_id = %(user_id)s")
 
+FIND: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s")
+
 REPLY: Final = statement("""
     SELECT {run:r}, m.content FROM runs r JOIN messages m ON m.id = r.message_id WHERE r.id = %(id)s
 """)

@@ -10,13 +10,24 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from chatsvc.errors import NotFound
 from chatsvc.events import clean_text
 from chatsvc.run import Checkpoint, Outcome, Run
 from chatsvc.store import run_statements as sql
 from chatsvc.store import submit
+from chatsvc.store.conversations import GET_CONVERSATION, TURN, branch_of
 from chatsvc.store.pool import Database
-from chatsvc.store.records import Regeneration, SettledReply, Submission, Submitted, run_of
+from chatsvc.store.records import (
+    Ground,
+    Regeneration,
+    SettledReply,
+    Submission,
+    Submitted,
+    conversation_of,
+    run_of,
+)
 
 _NO_RESPONSE: Final = "There is no such response."
 
@@ -34,7 +45,7 @@ class Runs:
         written: ``IdempotencyMismatch``; ``NotFound`` for the conversation; ``UnknownParent``; ``ConversationBusy``
         with ``response_id`` and ``stop_requested``; ``TooManyReplies`` with ``open``.
         """
-        return await self._db.transaction(lambda connection: submit.submit(connection, submission))
+        return await submit.submit(self._db, submission)
 
     async def regenerate(self, regeneration: Regeneration) -> Submitted:
         """Write one more answer to a user message and its run, and make it the head.
@@ -45,12 +56,41 @@ class Runs:
 
     async def replay(self, user_id: str, client_msg_id: str, request_hash: bytes) -> Submitted | None:
         """What ``submit`` would say to an id that came before, else None. Raises ``IdempotencyMismatch``."""
-        params = {"user_id": user_id, "client_msg_id": clean_text(client_msg_id), "request_hash": request_hash}
-        return await self._db.transaction(lambda connection: submit.replay(connection, params))
+        params = {"user_id": user_id, "client_msg_id": clean_text(client_msg_id)}
+        return submit.known(await self._db.query(submit.KNOWN, params), request_hash)
+
+    async def ground(
+        self,
+        user_id: str,
+        conversation_id: str,
+        parent_id: str | UnsetType | None,
+        client_msg_id: str,
+        request_hash: bytes,
+    ) -> Ground:
+        """All that has to be known before a message is taken; ``parent_id`` UNSET is the head. One round trip.
+
+        Raises ``IdempotencyMismatch``.
+        """
+        params = {"user_id": user_id, "id": conversation_id, "client_msg_id": clean_text(client_msg_id)}
+        at_head = parent_id is UNSET
+        known, conversation, branch = await self._db.batch(
+            (submit.KNOWN, params),
+            (GET_CONVERSATION, params),
+            (TURN, params | {"at_head": at_head, "leaf": None if at_head else parent_id}),
+        )
+        return Ground(
+            known=submit.known(known, request_hash),
+            conversation=conversation_of(conversation[0]) if conversation else None,
+            branch=branch_of(branch),
+        )
 
     async def get(self, user_id: str, response_id: str) -> Run:
         """Raises ``NotFound``."""
         return await self._one(sql.GET, {"user_id": user_id, "id": response_id})
+
+    async def find(self, response_id: str) -> Run:
+        """As ``get``, but whose it is, is not asked. Raises ``NotFound``."""
+        return await self._one(sql.FIND, {"id": response_id})
 
     async def reply(self, response_id: str) -> SettledReply:
         """The run and its text: the last checkpoint's while it runs, the final one after. Whose it is, is not asked.

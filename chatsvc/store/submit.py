@@ -3,31 +3,41 @@
     lock the user ─▶ came before? ─▶ whose conversation ─▶ parent ─▶ branch busy? ─▶ too many open? ─▶ rows
 
 The user's row is the lock: of many racing requests of one user the first one writes, and the others see what it wrote.
+
+A message goes in with one round trip: ``_WRITE`` checks all of this itself and writes nothing when something is wrong.
+Only then is it asked, check by check, what that was.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from chatsvc.conversation import Role
-from chatsvc.errors import ConversationBusy, IdempotencyMismatch, NotFound, TooManyReplies, UnknownParent
+from chatsvc.errors import (
+    ConversationBusy,
+    IdempotencyMismatch,
+    NotFound,
+    StoreUnavailable,
+    TooManyReplies,
+    UnknownParent,
+)
 from chatsvc.events import clean_text
 from chatsvc.run import RunStatus
-from chatsvc.store.pool import Connection, fetch
+from chatsvc.store.pool import Connection, Database, Row, fetch
 from chatsvc.store.records import Regeneration, Submission, Submitted, run_of, statement
 from chatsvc.store.users import TOUCH
 
-_KNOWN: Final = statement("""
+KNOWN: Final = statement("""
     SELECT {run:r}, r.request_hash FROM runs r WHERE r.user_id = %(user_id)s AND r.client_msg_id = %(client_msg_id)s
 """)
+_CONVERSATION: Final = "SELECT 1 FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s"
 _LOCK_CONVERSATION: Final = """
     SELECT 1 FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
 """
 _PARENT: Final = """
-    SELECT m.role, m.status, m.response_id, m.created_at, r.stop_requested
+    SELECT m.role, m.status, m.response_id, r.stop_requested
     FROM messages m LEFT JOIN runs r ON r.id = m.response_id
     WHERE m.id = %(parent_id)s AND m.conversation_id = %(conversation_id)s
 """
@@ -37,10 +47,25 @@ _ASKED: Final = """
 _OPEN: Final = """
     SELECT id FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming') ORDER BY created_at, id
 """
-# Times are read after the locks were had, and are never before the parent's: a child is younger than its parent.
+# The checks are the WHERE of ``moment``, on which all that is written depends. Times are read after the locks were had,
+# and are never before the parent's: a child is younger than its parent. With an ``owner`` the run is born claimed.
 _WRITE: Final = statement("""
-    WITH moment AS MATERIALIZED (
-        SELECT greatest(clock_timestamp(), %(after)s::timestamptz + interval '1 microsecond') AS at
+    WITH conversation AS MATERIALIZED (
+        SELECT id FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
+    ), parent AS (
+        SELECT m.created_at FROM messages m
+        WHERE m.id = %(parent_id)s AND m.conversation_id = %(conversation_id)s AND m.role IN ('assistant', 'system')
+            AND m.status NOT IN ('queued', 'streaming')
+    ), moment AS MATERIALIZED (
+        SELECT greatest(clock_timestamp(),
+            (SELECT created_at FROM parent) + interval '1 microsecond',
+            %(after)s::timestamptz + interval '1 microsecond') AS at
+        FROM conversation
+        WHERE (%(parent_id)s::text IS NULL OR EXISTS (SELECT 1 FROM parent))
+            AND NOT EXISTS (SELECT 1 FROM runs WHERE user_id = %(user_id)s AND client_msg_id = %(client_msg_id)s)
+            AND %(max_open)s > (
+                SELECT count(*) FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming')
+            )
     ), asked AS (
         INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, tokens, created_at)
         SELECT %(user_message_id)s, %(user_id)s, %(conversation_id)s, %(parent_id)s, 'user', %(content)s, 'complete',
@@ -50,7 +75,7 @@ _WRITE: Final = statement("""
         INSERT INTO messages
             (id, user_id, conversation_id, parent_id, role, content, status, model, response_id, created_at)
         SELECT %(message_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, 'assistant',
-            coalesce((SELECT content FROM messages kept WHERE kept.id = %(continues_message_id)s), ''), 'queued',
+            coalesce((SELECT content FROM messages kept WHERE kept.id = %(continues_message_id)s), ''), %(status)s,
             %(model)s, %(response_id)s, at + interval '1 microsecond'
         FROM moment
     ), head AS (
@@ -59,19 +84,23 @@ _WRITE: Final = statement("""
         FROM moment WHERE id = %(conversation_id)s
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
-            continues_message_id, model, tier, status, max_tokens, temperature, background, created_at)
+            continues_message_id, model, tier, status, attempt, owner, max_tokens, temperature, background, created_at,
+            started_at)
         SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
-            %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, 'queued',
-            %(max_tokens)s, %(temperature)s, %(background)s, at
+            %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, %(status)s,
+            %(attempt)s, %(owner)s, %(max_tokens)s, %(temperature)s, %(background)s, at,
+            CASE WHEN %(owner)s::text IS NOT NULL THEN at END
         FROM moment RETURNING {run:r}
     )
-    SELECT run.*, pg_notify('chatsvc',
-        json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model)::text)
+    SELECT run.*, CASE run.status WHEN 'queued' THEN pg_notify('chatsvc',
+        json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model)::text)::text END
     FROM run
 """)
+_RACED: Final = 3
+"""Times that a write is tried when it finds something wrong, and who looks for it then does not."""
 
 
-async def submit(connection: Connection, submission: Submission) -> Submitted:
+async def submit(database: Database, submission: Submission) -> Submitted:
     """Write a user message, its answer and the run. For what is raised see ``Runs.submit``."""
     params = _params(submission) | {
         "content": clean_text(submission.content),
@@ -80,15 +109,27 @@ async def submit(connection: Connection, submission: Submission) -> Submitted:
         "continues_message_id": None,
         "title": None if submission.title is None else clean_text(submission.title),
         "conversation_id": submission.conversation_id,
+        "after": None,
     }
-    await fetch(connection, TOUCH, params)
-    if known := await replay(connection, params):
-        return known
-    if not await fetch(connection, _LOCK_CONVERSATION, params):
+    for _ in range(_RACED):
+        _, written = await database.batch((TOUCH, params), (_WRITE, params))
+        if written:
+            return Submitted(run_of(written[0]), created=True)
+        if came_before := await database.transaction(lambda connection: _refuse(connection, params)):
+            return came_before
+    raise StoreUnavailable("The conversation is changing too fast. Try again.")
+
+
+async def _refuse(connection: Connection, params: dict[str, Any]) -> Submitted | None:
+    """Say why nothing was written. None: by now there is no reason any more."""
+    if came_before := known(await fetch(connection, KNOWN, params), params["request_hash"]):
+        return came_before
+    if not await fetch(connection, _CONVERSATION, params):
         raise NotFound("There is no such conversation.")
-    after = await _parent_time(connection, params) if submission.parent_id is not None else None
+    if params["parent_id"] is not None:
+        await _refuse_parent(connection, params)
     await _refuse_too_many(connection, params)
-    return await _write(connection, params | {"after": after})
+    return None
 
 
 async def regenerate(connection: Connection, regeneration: Regeneration) -> Submitted:
@@ -101,8 +142,8 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
         "continues_message_id": regeneration.continues_message_id,
     }
     await fetch(connection, TOUCH, params)
-    if known := await replay(connection, params):
-        return known
+    if came_before := known(await fetch(connection, KNOWN, params), params["request_hash"]):
+        return came_before
     asked = await fetch(connection, _ASKED, params)
     if not asked:
         raise NotFound("There is no such message.")
@@ -112,21 +153,20 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
     if not await fetch(connection, _LOCK_CONVERSATION, params):
         raise NotFound("There is no such message.")
     await _refuse_too_many(connection, params)
-    return await _write(connection, params | {"after": asked[0]["created_at"]})
+    written = await fetch(connection, _WRITE, params | {"after": asked[0]["created_at"]})
+    return Submitted(run_of(written[0]), created=True)
 
 
-async def replay(connection: Connection, params: dict[str, Any]) -> Submitted | None:
-    """What an earlier request with this ``user_id`` and ``client_msg_id`` made. Raises ``IdempotencyMismatch``."""
-    rows = await fetch(connection, _KNOWN, params)
+def known(rows: list[Row], request_hash: bytes) -> Submitted | None:
+    """What an earlier request made, given the rows of ``KNOWN``. Raises ``IdempotencyMismatch``."""
     if not rows:
         return None
-    if rows[0]["request_hash"] != params["request_hash"]:
+    if rows[0]["request_hash"] != request_hash:
         raise IdempotencyMismatch("This client_msg_id was used for a different request.", field="client_msg_id")
     return Submitted(run_of(rows[0]), created=False)
 
 
-async def _parent_time(connection: Connection, params: dict[str, Any]) -> datetime:
-    """When the parent was made, if it can be answered to."""
+async def _refuse_parent(connection: Connection, params: dict[str, Any]) -> None:
     rows = await fetch(connection, _PARENT, params)
     if not rows or rows[0]["role"] not in (Role.ASSISTANT, Role.SYSTEM):
         raise UnknownParent(
@@ -139,8 +179,6 @@ async def _parent_time(connection: Connection, params: dict[str, Any]) -> dateti
             response_id=parent["response_id"],
             stop_requested=bool(parent["stop_requested"]),
         )
-    at: datetime = parent["created_at"]
-    return at
 
 
 async def _refuse_too_many(connection: Connection, params: dict[str, Any]) -> None:
@@ -150,10 +188,6 @@ async def _refuse_too_many(connection: Connection, params: dict[str, Any]) -> No
             f"{len(rows)} replies are open, and {params['max_open']} are allowed. Wait for one, or stop one.",
             open=[row["id"] for row in rows],
         )
-
-
-async def _write(connection: Connection, params: dict[str, Any]) -> Submitted:
-    return Submitted(run_of((await fetch(connection, _WRITE, params))[0]), created=True)
 
 
 def _params(request: Submission | Regeneration) -> dict[str, Any]:
@@ -170,4 +204,7 @@ def _params(request: Submission | Regeneration) -> dict[str, Any]:
         "user_message_id": request.user_message_id,
         "message_id": request.message_id,
         "response_id": request.response_id,
+        "owner": request.owner,
+        "status": RunStatus.QUEUED if request.owner is None else RunStatus.STREAMING,
+        "attempt": 0 if request.owner is None else 1,
     }

@@ -96,6 +96,11 @@ class World:
             parent = run.message_id
         return path
 
+    async def path(self, conversation_id, leaf, user_id="alice"):
+        """The ids from the root to a leaf."""
+        _, branch = await self.store.conversations.turn(user_id, conversation_id, leaf)
+        return [message.id for message in branch]
+
     async def message(self, run):
         """The assistant message of a run."""
         return await self.store.conversations.owner_of_message(run.user_id, run.message_id)

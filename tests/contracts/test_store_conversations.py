@@ -6,13 +6,14 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from msgspec import UNSET
 from store_world import ALICE, BOB, World, regeneration, submission
 
 from chatsvc import ids
 from chatsvc.conversation import Role
-from chatsvc.errors import InvalidCursor, NotFound, UnknownParent
+from chatsvc.errors import IdempotencyMismatch, InvalidCursor, NotFound, UnknownParent
 from chatsvc.run import RunStatus
-from chatsvc.store import ConversationPatch, NewConversation
+from chatsvc.store import ConversationPatch, NewConversation, Submitted
 
 
 @pytest.fixture
@@ -131,12 +132,41 @@ async def test_a_branch_is_the_path_from_the_root_to_its_leaf(world, store):
     conversation = await world.conversation()
     path = await world.turns(conversation, 4)
     aside = await world.complete(conversation, path[3])
-    assert [each.id for each in await store.conversations.branch(path[-1])] == path
-    assert [each.id for each in await store.conversations.branch(aside.message_id)] == [
-        *path[:4], aside.user_message_id, aside.message_id
-    ]  # fmt: skip
-    assert await store.conversations.owned_branch("alice", conversation.id, None) == ()
-    assert [each.id for each in await store.conversations.owned_branch("alice", conversation.id, path[4])] == path[:5]
+    assert await world.path(conversation.id, path[-1]) == path
+    assert await world.path(conversation.id, aside.message_id) == [*path[:4], aside.user_message_id, aside.message_id]
+    assert await world.path(conversation.id, path[4]) == path[:5]
+
+
+async def test_a_new_message_stands_on_the_head_or_where_it_was_told_to(world, store):
+    conversation = await world.conversation(system_prompt="Be brief.")
+
+    async def ground(parent_id):
+        found = await store.runs.ground("alice", conversation.id, parent_id, "new", b"hash")
+        assert (found.known, found.conversation.system_prompt) == (None, "Be brief.")
+        return [message.id for message in found.branch]
+
+    assert await ground(UNSET) == []
+    path = await world.turns(conversation, 3)
+    assert await ground(UNSET) == path
+    assert await ground(path[3]) == path[:4]
+    assert await ground(None) == []
+    assert await ground((await world.complete()).message_id) == []
+
+
+async def test_there_is_no_ground_in_another_users_conversation(world, store):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 1)
+    for parent_id in (UNSET, None, path[-1]):
+        found = await store.runs.ground("bob", conversation.id, parent_id, "new", b"hash")
+        assert (found.known, found.conversation, found.branch) == (None, None, ())
+
+
+async def test_a_message_that_came_before_is_known_before_anything_else(world, store):
+    run = await world.queued(client_msg_id="one", request_hash=b"body")
+    found = await store.runs.ground("alice", "conv_none", UNSET, "one", b"body")
+    assert found.known == Submitted(run, created=False)
+    with pytest.raises(IdempotencyMismatch):
+        await store.runs.ground("alice", run.conversation_id, UNSET, "one", b"other")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
@@ -166,12 +196,12 @@ async def test_a_leaf_of_another_conversation_is_not_found(world, store):
     conversation, other = await world.conversation(), await world.complete()
     with pytest.raises(NotFound):
         await store.conversations.branch_page("alice", conversation.id, leaf=other.message_id, cursor=None, limit=5)
-    with pytest.raises(UnknownParent):
-        await store.conversations.owned_branch("alice", conversation.id, other.message_id)
+    with pytest.raises(NotFound):
+        await store.conversations.turn("alice", conversation.id, other.message_id)
     with pytest.raises(UnknownParent):
         await store.conversations.update("alice", conversation.id, ConversationPatch(head_message_id=other.message_id))
     with pytest.raises(NotFound):
-        await store.conversations.branch("msg_none")
+        await store.conversations.turn("alice", conversation.id, "msg_none")
 
 
 async def test_a_cursor_of_one_branch_opens_no_other_conversation(world, store):
@@ -225,7 +255,7 @@ async def rows_with(url, needles):
 async def test_nothing_of_a_deleted_conversation_remains(world, store, postgres_url):
     conversation = await world.conversation(title="needle")
     path = await world.turns(conversation, 3)
-    ended = [message.response_id for message in await store.conversations.branch(path[-1]) if message.response_id]
+    ended = [message.response_id for message in (await store.conversations.turn("alice", conversation.id, path[-1]))[1] if message.response_id]
     streaming = await world.streaming(conversation, path[-1], content="needle")
     queued = await world.queued(conversation, path[1])
     kept = await world.complete()
@@ -277,7 +307,7 @@ FOREIGN = {
     "branch_page of a leaf": lambda s, run: s.conversations.branch_page(
         "bob", run.conversation_id, leaf=run.message_id, cursor=None, limit=5
     ),
-    "owned_branch": lambda s, run: s.conversations.owned_branch("bob", run.conversation_id, run.message_id),
+    "turn": lambda s, run: s.conversations.turn("bob", run.conversation_id, run.message_id),
     "update": lambda s, run: s.conversations.update("bob", run.conversation_id, ConversationPatch(title="mine")),
     "delete": lambda s, run: s.conversations.delete("bob", run.conversation_id),
     "owner_of_message": lambda s, run: s.conversations.owner_of_message("bob", run.message_id),
@@ -314,7 +344,7 @@ async def test_an_id_that_can_be_none_is_not_found(store, world, bad):
         store.conversations.tree("alice", bad),
         store.conversations.delete("alice", bad),
         store.conversations.owner_of_message("alice", bad),
-        store.conversations.branch(bad),
+        store.conversations.turn("alice", "conv_none", bad),
         store.runs.get("alice", bad),
         store.runs.reply(bad),
         store.runs.request_stop("alice", bad),
@@ -329,14 +359,14 @@ async def test_nul_and_half_characters_become_replacement_characters(world, stor
     renamed = await store.conversations.update("alice", conversation.id, ConversationPatch(title="\x00"))
     assert renamed.title == "\ufffd"
     run = await world.complete(conversation, content="q\x00\udfff", text="a\x00\ud83d")
-    question, answer = await store.conversations.branch(run.message_id)
+    _, (question, answer) = await store.conversations.turn("alice", run.conversation_id, run.message_id)
     assert (question.content, answer.content) == ("q\ufffd\ufffd", "a\ufffd\ufffd")
 
 
 async def test_text_comes_back_byte_for_byte(world, store):
     text = "\r\n\t\u2028\u2029\x85\ufeff e\u0301 \U0001f468\u200d\U0001f469 ไทย \x01\x7f data: x\n\nid: 7"
     run = await world.complete(content=text, text=text)
-    question, answer = await store.conversations.branch(run.message_id)
+    _, (question, answer) = await store.conversations.turn("alice", run.conversation_id, run.message_id)
     assert (question.content, answer.content) == (text, text)
 
 
@@ -374,7 +404,7 @@ async def test_a_branch_of_two_thousand_messages_takes_milliseconds(world, store
     conversation = await world.conversation()
     leaf = await chain(postgres_url, conversation, 2_000)
 
-    took, branch = await shortest(lambda: store.conversations.branch(leaf))
+    took, (_, branch) = await shortest(lambda: store.conversations.turn("alice", conversation.id, leaf))
     assert [message.id for message in branch] == [f"msg_{n}" for n in range(1, 2_001)]
     assert took < 0.1
 

@@ -37,6 +37,16 @@ async def replica(postgres_url):
         yield opened
 
 
+async def test_a_submission_with_a_place_is_written_as_claimed(world, store):
+    run = await world.queued(owner="worker-1")
+    assert (run.status, run.owner, run.attempt) == (RunStatus.STREAMING, "worker-1", 1)
+    assert run.started_at == run.created_at
+    assert (await world.message(run)).status is RunStatus.STREAMING
+    assert await store.runs.queued() == []
+    assert await store.runs.claim([run.id], "worker-2") == []
+    assert await store.runs.finish(run.id, 1, complete())
+
+
 async def test_a_submission_writes_question_answer_and_run_and_moves_the_head(world, store):
     conversation = await world.conversation()
     wanted = submission(conversation, max_tokens=64, temperature=0.5, background=True, user_tokens=7)
