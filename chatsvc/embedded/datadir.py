@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from chatsvc.errors import ConfigError
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ALMOST_NONE_BYTES: Final = 1_000_000
 
 
 @contextmanager
@@ -49,6 +54,8 @@ def open_private(path: Path) -> BinaryIO:
 
 def held(path: Path) -> bool:
     """Whether another process holds the lock on this file."""
+    if not path.exists():
+        return False
     with open_private(path) as file:
         return not take(file.fileno())
 
@@ -68,4 +75,21 @@ def refusal(problem: str) -> ConfigError:
 
 def unusable(path: Path, error: OSError) -> ConfigError:
     """The operating system does not let us use a path: missing rights, full, read-only, …."""
-    return refusal(f"{path} cannot be used: {error.strerror or error}. Make it writable, or set CHATSVC_DATA_DIR.")
+    advice = "Make it writable, or set CHATSVC_DATA_DIR."
+    if error.errno in _NO_ROOM:
+        advice = "Make room there, or set CHATSVC_DATA_DIR to a directory on a larger disk."
+    return refusal(f"{path} cannot be used: {error.strerror or error}. {advice}")
+
+
+def full_disk(path: Path) -> str:
+    """A sentence on the disk that holds ``path`` when that is full, else nothing. A server on it may not say so itself:
+
+    its log lies there too.
+    """
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError:
+        return ""
+    if free >= _ALMOST_NONE_BYTES:
+        return ""
+    return "The disk there is full: make room, or set CHATSVC_DATA_DIR to a directory on a larger disk."

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from chatsvc.embedded.datadir import lines, refusal, unusable
+from chatsvc.embedded.datadir import full_disk, lines, refusal, unusable
 from chatsvc.embedded.process import Account, Progress, Server, answers, running, socket_directory
 
 _VERSION: Final = 18
@@ -157,5 +157,7 @@ def _initialise(binaries: Path, data: Path, account: Account) -> None:
     )
     if done.returncode != 0:
         said = " ".join(done.stderr.decode(errors="replace").split())
-        raise refusal(f"The embedded Postgres cannot be prepared in {data}: {said}. Or set CHATSVC_DATABASE_URL.")
+        advice = full_disk(new) or "Or set CHATSVC_DATABASE_URL."
+        shutil.rmtree(new, ignore_errors=True)
+        raise refusal(f"The embedded Postgres cannot be prepared in {data}: {said}. {advice}")
     new.rename(data)

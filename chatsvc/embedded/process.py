@@ -7,6 +7,9 @@ on this data set" and nothing else, whatever process ids have been used again si
     lock held, server answers  → left over from a process that was killed: use it
     lock held, no answer       → it is starting or stopping: wait, then say so
 
+A server that dies while we run (killed for memory, or ended by a full disk) is started again, with back-off, until that
+succeeds: what it had written is in its files.
+
 Servers run in a session of their own, so that Ctrl-C in a terminal reaches us and not them. They listen on a Unix
 socket in a directory that only their user may enter, never on TCP.
 """
@@ -29,7 +32,7 @@ from typing import Any, Final
 
 import msgspec
 
-from chatsvc.embedded.datadir import held, lines, open_private, refusal, take, unusable
+from chatsvc.embedded.datadir import full_disk, held, lines, open_private, refusal, take, unusable
 from chatsvc.errors import ConfigError
 
 Progress = Callable[[str], None]
@@ -38,6 +41,8 @@ Progress = Callable[[str], None]
 _START_S: Final = 60.0
 _STOP_S: Final = 30.0
 _POLL_S: Final = 0.02
+_WATCH_S: Final = 0.5
+_LONGEST_BACK_OFF_S: Final = 10.0
 _LOG_KEPT_BYTES: Final = 10_000_000
 _MAX_SOCKET_PATH: Final = 100
 """``sun_path`` holds 108 bytes on Linux and 104 on macOS, the closing NUL included."""
@@ -90,25 +95,65 @@ async def running(server: Server, progress: Progress) -> AsyncIterator[None]:
 
     Raises ``ConfigError`` with the end of its log when it does not come up.
     """
-    child = _spawn_if_free(server, progress)
+    keeper = _Keeper(server, progress)
+    watch = None
     try:
-        deadline = time.monotonic() + _START_S
-        while not server.ready():
-            if child is None:
-                child = _spawn_if_free(server, progress)
-            elif child.poll() is not None:
-                raise _failed(server, f"ended with status {child.returncode}")
-            if time.monotonic() > deadline:
-                raise _failed(server, f"did not answer within {_START_S:.0f} s")
-            await asyncio.sleep(_POLL_S)
-        if child is None:
+        await keeper.bring_up()
+        if keeper.child is None:
             progress(f"Using the {server.title} that is still running")
+        watch = asyncio.create_task(keeper.run(), name=f"keep {server.title} running")
         yield
     finally:
-        await _stop(server, child)
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
+        await _stop(server, keeper.child)
         if server.sockets != server.directory:
             with suppress(OSError):  # left behind when something else is in it
                 server.sockets.rmdir()
+
+
+class _Keeper:
+    """Starts one server, and starts it again when it has died. ``child`` is None for one that was found running."""
+
+    def __init__(self, server: Server, progress: Progress) -> None:
+        self._server = server
+        self._progress = progress
+        self.child: subprocess.Popen[bytes] | None = None
+
+    async def bring_up(self) -> None:
+        """Return when the server answers. Raises ``ConfigError``."""
+        server = self._server
+        self.child = _spawn_if_free(server, self._progress)
+        deadline = time.monotonic() + _START_S
+        while not await asyncio.to_thread(server.ready):
+            if self.child is None:
+                self.child = _spawn_if_free(server, self._progress)
+            elif self.child.poll() is not None:
+                raise _failed(server, f"ended with status {self.child.returncode}")
+            if time.monotonic() > deadline:
+                raise _failed(server, f"did not answer within {_START_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def run(self) -> None:
+        """Bring the server up again whenever it has died, until cancelled."""
+        back_off_s = 0.0
+        while True:
+            await asyncio.sleep(back_off_s or _WATCH_S)
+            if self._lives():
+                back_off_s = 0.0
+                continue
+            self._progress(f"{self._server.title} has died, and is started again")
+            try:
+                await self.bring_up()
+            except ConfigError as error:
+                back_off_s = min(2 * back_off_s or _WATCH_S, _LONGEST_BACK_OFF_S)
+                self._progress(f"{error} It is tried again in {back_off_s:g} s.")
+            else:
+                self._progress(f"{self._server.title} is back")
+
+    def _lives(self) -> bool:
+        return held(self._server.lock) if self.child is None else self.child.poll() is None
 
 
 def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes] | None:
@@ -194,4 +239,6 @@ def socket_directory(data: Path, name: str, account: Account) -> Path:
 
 def _failed(server: Server, what: str) -> ConfigError:
     end = " | ".join(lines(server.log)[-3:])
-    return refusal(f"The embedded {server.title} in {server.directory} {what}. Its log, {server.log}, ends: {end}")
+    said = f"Its log, {server.log}, ends: {end}"
+    advice = full_disk(server.directory)
+    return refusal(" ".join(filter(None, [f"The embedded {server.title} in {server.directory} {what}.", advice, said])))

@@ -18,7 +18,7 @@ import sqlalchemy
 from alembic.config import Config
 from sqlalchemy.exc import SQLAlchemyError
 
-from chatsvc.errors import ConfigError, StoreUnavailable
+from chatsvc.errors import ConfigError, StoreFull, StoreUnavailable
 
 _LOCK: Final = 0x63_68_61_74_73_76_63  # "chatsvc"
 _LOCK_TIMEOUT: Final = "10min"
@@ -51,6 +51,11 @@ def _migrate(url: str, wait_s: float) -> None:
         raise ConfigError([f"The database has a schema that this version of chatsvc does not know: {error}"]) from error
     except (SQLAlchemyError, psycopg.Error) as error:
         cause = getattr(error, "orig", None) or error
+        if isinstance(cause, psycopg.errors.DiskFull):
+            raise StoreFull(
+                f"The database server has no room left to bring the schema up to date: {_one_line(cause)}. Nothing of"
+                " this was kept. Make room on its disk and start again."
+            ) from error
         if isinstance(cause, psycopg.OperationalError):
             raise StoreUnavailable(f"Postgres went away during the migration: {_one_line(cause)}") from error
         raise ConfigError([f"The database cannot be migrated, and was left as it was: {_one_line(cause)}"]) from error

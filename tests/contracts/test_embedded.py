@@ -155,6 +155,28 @@ async def test_a_process_id_that_now_belongs_to_another_process_misleads_nobody(
     os.kill(os.getppid(), 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGQUIT], ids=["killed", "ended by itself"])
+async def test_servers_that_die_while_we_run_are_started_again_with_their_data(data_dir, said, sign):
+    async with embedded_postgres(data_dir, said.append) as postgres, embedded_redis(data_dir, said.append) as valkey:
+        async with await connect(postgres, autocommit=True) as connection:
+            await connection.execute("CREATE TABLE kept (word text)")
+        async with aioredis.Redis.from_url(valkey) as client:
+            await client.set("kept", "word")
+            await client.execute_command("WAITAOF", 1, 0, 5000)
+        for name in ("postgres/postmaster.pid", "valkey/valkey.pid"):
+            os.kill(int((data_dir / name).read_text().split()[0]), sign)
+        async with asyncio.timeout(30):
+            while not {"Postgres is back", "Valkey is back"} <= set(said):
+                await asyncio.sleep(0.05)
+        async with await connect(postgres) as connection:
+            await connection.execute("SELECT word FROM kept")
+        async with aioredis.Redis.from_url(valkey) as client:
+            assert await client.get("kept") == b"word"
+    assert said.count("Postgres has died, and is started again") == 1
+    assert nothing_runs(data_dir)
+
+
 async def test_a_second_start_on_the_same_data_finds_the_first_server(data_dir, said):
     async with embedded_redis(data_dir, said.append) as first:
         one = await redis_info(first)
