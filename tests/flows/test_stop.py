@@ -77,9 +77,9 @@ async def test_random_stops_give_each_reply_one_end_in_log_and_store(api, seeded
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_1000_random_stops_give_each_reply_one_end_in_log_and_store(api, seeded):
-    ends = await stops_at_random(api, seeded, 1000)
-    assert len(ends) == 1000
+async def test_300_random_stops_give_each_reply_one_end_in_log_and_store(api, seeded):
+    ends = await stops_at_random(api, seeded, 300)
+    assert len(ends) == 300
     assert set(ends) == {"complete", "stopped"}
 
 
