@@ -1,0 +1,65 @@
+"""The report: a table to read, and what was seen where a law was broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from chaos.history import History, Reply
+from chaos.suite import Result
+
+SHOWN = 12
+"""Broken replies that are printed whole; the rest by one line each."""
+
+
+def table(figures: dict[str, Any]) -> str:
+    """One line a figure."""
+    width = max(map(len, figures))
+    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_plain(value)}" for name, value in figures.items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) or "none"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def verdict(result: Result) -> str:
+    """What was broken, and the evidence; one line when nothing was."""
+    if not result.violations:
+        return "No law was broken."
+    lines = [f"{len(result.violations)} violations, seed {result.options.seed}:"]
+    ordered = sorted(result.violations, key=lambda violation: (violation.subject, violation.kind))
+    for place, (subject, group) in enumerate(groupby(ordered, key=lambda violation: violation.subject)):
+        lines += map(str, group)
+        if subject and place < SHOWN:
+            lines += dossier(result.history, result.history.replies[subject])
+    return "\n".join(lines)
+
+
+def dossier(history: History, reply: Reply) -> Iterator[str]:
+    """Everything known of one reply."""
+    evidence = history.evidence
+    yield f"    {reply.model}, posted at {reply.posted:.2f} by {reply.user_id}; stops {reply.stops}"
+    for trouble in history.troubles:
+        if trouble.at <= reply.over and trouble.until >= reply.posted - 10:
+            struck = trouble.victims is not None and reply.response_id in trouble.victims
+            held = " (held it)" if struck else ""
+            yield f"    {trouble.at:.2f}–{trouble.until:.2f} {trouble.name} {trouble.target}{held}"
+    yield f"    store: {evidence.runs.get(reply.response_id)}"
+    entries = evidence.logs.get(reply.response_id)
+    if entries is not None:
+        yield f"    log: {[(entry.attempt, entry.seq, entry.event) for entry in entries]}"
+    for reading in [*reply.readings, *filter(None, [evidence.replays.get(reply.response_id)])]:
+        yield f"    {reading.device}: {'left' if reading.left else reading.gave_up or 'to the end'}"
+        for number, connection in enumerate(reading.connections):
+            events = [event for event in reading.events if event.connection == number]
+            told = " ".join(f"{event.name}:{event.id}" for event in _thinned(events))
+            times = f" {events[0].at:.2f}–{events[-1].at:.2f}" if events else ""
+            yield f"      {connection.at:.2f} replica {connection.replica} from {connection.cursor}:{times} {told}"
+
+
+def _thinned(events: list[Any]) -> list[Any]:
+    """The first and last of many deltas."""
+    return events if len(events) <= 8 else [*events[:4], *events[-4:]]
