@@ -255,7 +255,8 @@ async def rows_with(url, needles):
 async def test_nothing_of_a_deleted_conversation_remains(world, store, postgres_url):
     conversation = await world.conversation(title="needle")
     path = await world.turns(conversation, 3)
-    ended = [message.response_id for message in (await store.conversations.turn("alice", conversation.id, path[-1]))[1] if message.response_id]
+    _, branch = await store.conversations.turn("alice", conversation.id, path[-1])
+    ended = [message.response_id for message in branch if message.response_id]
     streaming = await world.streaming(conversation, path[-1], content="needle")
     queued = await world.queued(conversation, path[1])
     kept = await world.complete()
