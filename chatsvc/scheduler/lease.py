@@ -71,6 +71,8 @@ class LeaseKeeper:
         missed = 0
         while True:
             wait_s = self._renew_s
+            # Before the beat: who asks while one is under way is not served by what it read a moment ago.
+            self._soon.clear()
             try:
                 await self.beat()
             except StoreUnavailable as error:
@@ -85,7 +87,6 @@ class LeaseKeeper:
                 if missed:
                     _log.info("lease renewed again", missed=missed)
                 missed = 0
-            self._soon.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._soon.wait()
