@@ -32,7 +32,7 @@ class Places:
         self.for_streams = most - most // 16
         """Open streams beyond these are put off in good order, for which connections are needed too."""
         self.refused = 0
-        """Connections reset because there was no place for them, ever."""
+        """Connections closed at once because there was no place for them, ever."""
         self._told_at = -_TELL_EVERY_S
 
     def refuse(self, now: float) -> None:

@@ -1,6 +1,7 @@
 """The socket that the service listens on, and how many connections it may hand out.
 
-Peers that vanish without a word, or read nothing, are the kernel's to notice; accepted sockets inherit how soon.
+Peers that vanish without a word, or read nothing, are the kernel's to notice. Accepted sockets inherit how soon, and
+how much it keeps for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ DEAD_PEER: Final = 0.75
 is something for it (RFC 5482, ``TCP_USER_TIMEOUT``). A silent stream is written to after 1 1/8 heartbeats at the
 latest, so a peer that vanished is noticed within two.
 """
+UNSENT_BYTES: Final = 64 * 1024
+"""What the kernel takes from us for a connection beyond what is under way to the peer (``TCP_NOTSENT_LOWAT``). Without
+a bound it takes megabytes for a peer that does not read, where neither our own bounds nor ``/metrics`` see them.
+"""
 SPARE_DESCRIPTORS: Final = 256
 """File descriptors that are not given to connections: databases, engines and files need some."""
 
@@ -33,6 +38,8 @@ def bound(host: str, port: int, *, heartbeat_s: float) -> Iterator[socket.socket
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         _notice_dead_peers(listener, heartbeat_s)
         listener.setblocking(False)
         try:

@@ -262,8 +262,8 @@ class Stream:
             self.let_go()
         self._streams.entered(self)
         try:
-            intact = await self.pipe.carry(feed())
+            if await self.pipe.carry(feed()):
+                # Waits for a client that is behind: until then it is one of those that something is held back for.
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._streams.left(self)
-        if intact:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
