@@ -78,9 +78,11 @@ class VllmEngine(Engine):
             kv_tokens=blocks * block_size if blocks else None,
             **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
         )
-        self._pulse = pulse = Pulse(core.is_paused, self._module.CoreProcesses(core).cpu_seconds)
+        processes = self._module.CoreProcesses(core)
+        self._pulse = pulse = Pulse(core.is_paused, processes.cpu_seconds)
         self._watch = asyncio.create_task(self._watch_core(pulse), name=f"watch {self._model}")
         await warm_up(self)
+        await asyncio.to_thread(processes.step_back)
 
     async def _hold_children(self) -> None:
         """Note the core's process as soon as it exists: loading takes long, and may be killed on the way too."""

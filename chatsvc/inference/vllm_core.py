@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, Final
 
 # Before vLLM is imported, since it reads them then. What the operator has set stays.
@@ -40,6 +41,8 @@ _ON_GPU: Final[dict[str, Any]] = {
     "max_num_batched_tokens": 8192,
 }
 _NOWHERE: Final = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+_STEPS_BACK: Final = 5
+"""Of niceness: a third of the share of what else wants the core (Linux: 335 to 1,024)."""
 _NOT_VLLMS: Final = frozenset({"hang_s", "busy_s"})
 
 
@@ -58,6 +61,21 @@ class CoreProcesses:
         manager: Any = core.engine_core.resources.engine_manager
         self._cores = [psutil.Process(process.pid) for process in manager.processes]
         self._all = [*self._cores, *(worker for process in self._cores for worker in process.children(recursive=True))]
+
+    def step_back(self) -> None:
+        """Let everything else on this machine go first, where the model runs on the processor itself.
+
+        Its threads keep every core busy for whole steps. Whoever takes a message in, or hands a token out, needs a
+        core for a moment only, and what waits for that moment is somebody's next token.
+        """
+        if not current_platform.is_cpu():
+            return
+        nice = min(os.getpriority(os.PRIO_PROCESS, 0) + _STEPS_BACK, 19)
+        for process in self._all:
+            # Linux keeps a priority for each thread; those to come inherit it.
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, thread.id, nice)
 
     def cpu_seconds(self) -> float:
         """Processor time used so far. -1 when a process is gone, or stopped: such a core gets nowhere."""

@@ -5,6 +5,7 @@ replies end honestly, the replica says it is not ready, and comes back (L6).
 
 import asyncio
 import importlib.util
+import os
 import signal
 
 import psutil
@@ -33,6 +34,14 @@ def core_of(server):
 
 async def ready(api):
     return (await api.call("GET", "/readyz")).status_code == 200
+
+
+def test_a_core_on_the_processor_lets_the_service_go_first(server):
+    ours = os.getpriority(os.PRIO_PROCESS, server.pid)
+    processes = [process for core in core_of(server) for process in (core, *core.children(recursive=True))]
+    threads = [thread.id for process in processes for thread in process.threads()]
+    assert len(threads) > 2
+    assert min(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads) == min(ours + 5, 19)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
