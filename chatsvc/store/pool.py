@@ -81,7 +81,7 @@ class Database:
             # Without BEGIN, all statements up to the end of a pipeline are one transaction, which that end commits.
             async with connection.pipeline():
                 cursors = [await connection.execute(statement, params) for statement, params in statements]
-            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [await _rows(cursor) for cursor in cursors]
 
         return await self._attempt(work)
 
@@ -283,8 +283,12 @@ async def connect(url: str, *, timeout_s: float) -> Connection:
 
 async def fetch(connection: Connection, statement: str, params: Params | None = None) -> list[Row]:
     """All rows of a statement; none for one that returns nothing."""
-    cursor = await connection.execute(statement, params)
-    return await cursor.fetchall() if cursor.description else []
+    return await _rows(await connection.execute(statement, params))
+
+
+async def _rows(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
+    # ``description`` would tell too, but builds an object for each column to do so.
+    return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
 async def _ask_for_room(connection: Connection) -> None:
