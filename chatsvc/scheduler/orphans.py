@@ -3,6 +3,10 @@
     text was shown ─▶ failed and retryable, with all that was shown (a stop that was asked for: stopped)
     nothing shown  ─▶ queued again
     cannot be told, since the log is away ─▶ looked at again for a while, then failed: nothing is sampled twice (L6)
+    cannot be told, since it was lost     ─▶ failed at once
+
+Where the log cannot tell which numbers readers have seen, the end gets one far beyond them (``LEAP``): so nobody takes
+it for an event seen before, and whoever comes with such a cursor is led on by a snapshot (L7).
 
 Each is settled in a task of its own, a few at a time. One that fails is found again by the next heartbeats, as a stray.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import msgspec
 import structlog
 
 from chatsvc.clock import Clock
@@ -30,8 +35,18 @@ LOG_PATIENCE_S: Final = 8.0
 """How long the log of a run that may have shown something is waited for."""
 MAX_ENTRIES: Final = 1_000_000
 """More than any reply has: the log of an orphan is read whole."""
+LEAP: Final = MAX_ENTRIES
 UNSERVED: Final = "unserved"
 LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """The last event that readers may have seen, and the text up to it."""
+
+    seq: int
+    text: str
+    certain: bool
+    """The log told. Otherwise this is the last checkpoint, and readers may have seen more."""
 
 
 class _LogAway(Exception):
@@ -108,19 +123,20 @@ class Orphans:
 
     async def _end(self, run: Run, stored: SettledReply, reply: ReplyWriter) -> None:
         shown = await self._shown(run, stored)
-        last_seq, text = shown or (stored.text_seq, stored.text)
-        nothing_shown = shown is not None and not text and not run.stop_requested
+        text = shown.text
+        nothing_shown = shown.certain and not text and not run.stop_requested
         if nothing_shown and await self._store.runs.requeue(run.id, run.attempt, reply.last_seq):
             await reply.close(None)
             _log.info("orphan queued again", run_id=run.id)
             return
         stopped = run.stop_requested
         # The log may have come back between the two looks at it.
-        reply.last_seq = max(reply.last_seq, last_seq)
-        if shown is not None and not text:
+        reply.last_seq = max(reply.last_seq, shown.seq) + (0 if shown.certain else LEAP)
+        if not text:
             # What it goes on with is kept, though it came to say nothing: the log is to show the same (L3).
             text = stored.text
-            reply.delta(text, 0)
+            if shown.certain:
+                reply.delta(text, 0)
         outcome = Outcome(
             status=RunStatus.STOPPED if stopped else RunStatus.FAILED,
             text=text,
@@ -137,23 +153,30 @@ class Orphans:
         await reply.close(self._log_ttl_s)
         _log.warning("orphan ended", run_id=run.id, status=outcome.status.value)
 
-    async def _shown(self, run: Run, stored: SettledReply) -> tuple[int, str] | None:
-        """The last event that readers may have seen and the text up to it: by the log, else by the last checkpoint.
-
-        None when it cannot be told; raises ``_LogAway`` while it is worth asking again.
-        """
+    async def _shown(self, run: Run, stored: SettledReply) -> _Shown:
+        """By the log, else by the last checkpoint. Raises ``_LogAway`` while it is worth asking again."""
         # Before the first checkpoint the stored text is at most what the reply began with.
         saved = (stored.text_seq, stored.text) if stored.text_seq else (0, "")
         try:
             logged = await self._streamlog.read(run.id, 0, limit=MAX_ENTRIES)
+            # An empty log is that of a run that has not begun, or one that was lost with all it had shown.
+            lost = not logged.entries and await self._may_be_lost(run)
         except LogUnavailable as error:
             waited_s = self._clock.monotonic() - self._first_seen[run.id]
             if saved[1] or waited_s > LOG_PATIENCE_S:
                 _log.warning("orphan settled without its log", run_id=run.id, reason=error.detail)
-                return saved if saved[1] else None
+                return _Shown(*saved, certain=False)
             raise _LogAway(error.detail) from error
         shown = text_through(logged.entries) or text_through(logged.entries, seq=saved[0], text=saved[1])
-        return shown if shown is not None and shown[0] >= saved[0] else saved
+        if lost or shown is None or shown[0] < saved[0]:
+            _log.warning("orphan's log was lost", run_id=run.id)
+            return _Shown(*saved, certain=False)
+        return _Shown(*shown, certain=True)
+
+    async def _may_be_lost(self, run: Run) -> bool:
+        """Whether logs were lost since a worker took the run. Raises ``LogUnavailable``."""
+        held_s = (self._clock.now() - (run.started_at or run.created_at)).total_seconds()
+        return await self._streamlog.unbroken_s(run.id) < held_s
 
     async def _fail_unserved(self) -> None:
         try:

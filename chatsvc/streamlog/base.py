@@ -23,6 +23,9 @@ What an implementer owes:
   than it acknowledged, and the writer has to look at ``position`` before it goes on.
 - **S11 presence.** ``note_read`` says that somebody reads these replies now; ``unread_s`` says how long ago that was
   said last: None where it never was, where the mark was lost with the server, or is over an hour old.
+- **S12 loss can be dated.** ``unbroken_s`` says for how many seconds at least nothing was lost where this log lies (a
+  restarted server that has come back empty, say). 0 when that is not known. Every ``open`` begins to count, where
+  nothing counts yet.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class LogSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamLog(abc.ABC):
-    """See the module's docstring for what each method owes (S1–S11)."""
+    """See the module's docstring for what each method owes (S1–S12)."""
 
     @abc.abstractmethod
     async def open(self, response_id: str, attempt: int) -> int:
@@ -123,6 +126,10 @@ class StreamLog(abc.ABC):
     @abc.abstractmethod
     async def unread_s(self, response_ids: Sequence[str]) -> Sequence[float | None]:
         """Seconds since each was last noted as read (S11), in the order asked."""
+
+    @abc.abstractmethod
+    async def unbroken_s(self, response_id: str) -> float:
+        """For how many seconds, at least, nothing was lost where this log lies (S12)."""
 
     @abc.abstractmethod
     async def ping(self) -> None:

@@ -43,6 +43,7 @@ class MemoryLog(StreamLog):
         self._clock = clock or SystemClock()
         self._logs: dict[str, _Log] = {}
         self._read_at: dict[str, float] = {}
+        self._since = self._clock.monotonic()
         self._changed = asyncio.Event()
         self._woken = False
 
@@ -134,6 +135,9 @@ class MemoryLog(StreamLog):
         now = self._clock.monotonic()
         ages = [now - self._read_at[rid] if rid in self._read_at else None for rid in response_ids]
         return [age if age is not None and age < READ_MARK_TTL_S else None for age in ages]
+
+    async def unbroken_s(self, response_id: str) -> float:
+        return self._clock.monotonic() - self._since
 
     async def ping(self) -> None:
         return

@@ -31,6 +31,8 @@ _NOWHERE: Final = Position(0, 0)
 _RUNNING_TTL_S: Final = 24 * 3600
 """A log whose writer never came back vanishes after this long."""
 _WAKE_TTL_S: Final = 3600
+_BORN_TTL_MS: Final = 10 * 365 * 24 * 3600 * 1000
+"""How long the mark lives by whose age a loss is dated: longer than any reply."""
 _TAIL_COUNT: Final = 500
 _KEYS_CACHED: Final = 20_000
 _EDGE: Final = 4
@@ -84,7 +86,7 @@ def _entries(raw: Sequence[Any], after: int) -> list[Entry]:
 
 
 class RedisLog(StreamLog):
-    """Keeps S1-S10. ``url`` is redis://, rediss:// or unix://; ``timeout_s`` bounds every call."""
+    """Keeps S1-S12. ``url`` is redis://, rediss:// or unix://; ``timeout_s`` bounds every call."""
 
     def __init__(self, url: str, *, timeout_s: float, partitions: int = 16) -> None:
         address = Address.from_url(url)
@@ -101,12 +103,13 @@ class RedisLog(StreamLog):
 
     async def open(self, response_id: str, attempt: int) -> int:
         key = self._key(response_id)
-        mark, top, _ = await self._reads.call(
+        mark, top, _, _ = await self._reads.call(
             b"*5\r\n$4\r\nXADD\r\n%b" % key
             + arguments(b"%d-0" % attempt, b"fence", b"%d" % attempt)
             + _command(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"%d" % _EDGE)
-            + _command(b"EXPIRE", key, b"%d" % _RUNNING_TTL_S),
-            3,
+            + _command(b"EXPIRE", key, b"%d" % _RUNNING_TTL_S)
+            + pack(b"SET", self._born(response_id), b"1", b"NX", b"PX", b"%d" % _BORN_TTL_MS),
+            4,
         )
         if not _refused(mark):
             _checked(mark)
@@ -291,6 +294,11 @@ class RedisLog(StreamLog):
         left = [_checked(reply) for reply in await self._reads.call(b"".join(commands), len(commands))]
         return [READ_MARK_TTL_S - ms / 1000 if ms >= 0 else None for ms in left]
 
+    async def unbroken_s(self, response_id: str) -> float:
+        (left,) = await self._reads.call(pack(b"PTTL", self._born(response_id)), 1)
+        # What still lives of it tells how old it is, by the server's clock; a server that came back empty has none.
+        return (_BORN_TTL_MS - left) / 1000 if _checked(left) >= 0 else 0.0
+
     async def ping(self) -> None:
         (reply,) = await self._reads.call(pack(b"PING"), 1)
         _checked(reply)
@@ -301,6 +309,10 @@ class RedisLog(StreamLog):
             await asyncio.gather(self._waking, return_exceptions=True)
         for lane in (self._writes, self._reads, self._tails):
             lane.close()
+
+    def _born(self, response_id: str) -> bytes:
+        """The key that is as old as what is kept in this log's partition."""
+        return b"born:{p%02d}" % (zlib.crc32(response_id.encode()) % self._partitions)
 
     def _mark(self, response_id: str) -> bytes:
         """The key of the mark that somebody reads this reply, in its log's partition."""

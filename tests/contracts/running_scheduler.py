@@ -30,9 +30,18 @@ class FickleLog(MemoryLog):
         self._here()
         return await super().position(response_id)
 
+    async def unbroken_s(self, response_id):
+        self._here()
+        return await super().unbroken_s(response_id)
+
     async def read(self, response_id, after, limit=10_000):
         self._here()
         return await super().read(response_id, after, limit)
+
+    def lose(self):
+        """Restart empty."""
+        self._logs.clear()
+        self._since = self._clock.monotonic()
 
     def _here(self):
         if self.away:

@@ -127,6 +127,20 @@ async def test_an_orphan_that_had_shown_nothing_is_answered(store, world, tmp_pa
         assert (await world.message(run)).content == await logged_text(made.log, run)
 
 
+async def test_what_was_shown_is_never_sampled_again_though_its_log_was_lost_before_its_worker_died_l6(
+    store, world, tmp_path
+):
+    log = FickleLog()
+    run = await orphan(world, log, "old shown text")
+    log.lose()
+    async with scheduler(store, tmp_path, log, text="fresh") as made:
+        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
+        # Whoever has seen event 1 is told of the end by a number that it has not seen.
+        assert (await store.runs.get(run.user_id, run.id)).last_seq > 1
+
+
 async def test_many_orphans_and_an_absent_log_do_not_hold_up_the_heartbeat(store, world, tmp_path):
     runs = [await world.streaming(owner=DEAD) for _ in range(20)]
     await store.runs.checkpoint([checkpoint(run, "saved") for run in runs])

