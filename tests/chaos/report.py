@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from chaos.history import History, Reply
 from chaos.suite import Result
 
+SHOWN_COLUMNS = (
+    *("status", "attempt", "owner", "last_seq", "finish_reason", "error_code", "stop_requested", "has_text"),
+    *("created_at", "started_at", "ended_at", "output_tokens", "continues_message_id", "client_msg_id"),
+)
 SHOWN = 12
 """Broken replies that are printed whole; the rest by one line each."""
 
@@ -35,6 +40,7 @@ def verdict(result: Result) -> str:
         lines += map(str, group)
         if subject and place < SHOWN:
             lines += dossier(result.history, result.history.replies[subject])
+            lines += said_by_servers(result.directory, subject)
     return "\n".join(lines)
 
 
@@ -47,10 +53,11 @@ def dossier(history: History, reply: Reply) -> Iterator[str]:
             struck = trouble.victims is not None and reply.response_id in trouble.victims
             held = " (held it)" if struck else ""
             yield f"    {trouble.at:.2f}–{trouble.until:.2f} {trouble.name} {trouble.target}{held}"
-    yield f"    store: {evidence.runs.get(reply.response_id)}"
+    run = evidence.runs.get(reply.response_id, {})
+    yield f"    store: {', '.join(f'{name} {run[name]}' for name in SHOWN_COLUMNS if name in run)}"
     entries = evidence.logs.get(reply.response_id)
     if entries is not None:
-        yield f"    log: {[(entry.attempt, entry.seq, entry.event) for entry in entries]}"
+        yield f"    log: {' '.join(f'{entry.attempt}-{entry.seq}:{entry.event}' for entry in _thinned(entries))}"
     for reading in [*reply.readings, *filter(None, [evidence.replays.get(reply.response_id)])]:
         yield f"    {reading.device}: {'left' if reading.left else reading.gave_up or 'to the end'}"
         for number, connection in enumerate(reading.connections):
@@ -58,6 +65,14 @@ def dossier(history: History, reply: Reply) -> Iterator[str]:
             told = " ".join(f"{event.name}:{event.id}" for event in _thinned(events))
             times = f" {events[0].at:.2f}–{events[-1].at:.2f}" if events else ""
             yield f"      {connection.at:.2f} replica {connection.replica} from {connection.cursor}:{times} {told}"
+
+
+def said_by_servers(directory: Path, response_id: str) -> Iterator[str]:
+    """What the replicas logged about a reply."""
+    for path in sorted(directory.glob("replica*.log")):
+        for line in path.read_text(errors="replace").splitlines():
+            if response_id in line:
+                yield f"    {path.stem}: {line[:300]}"
 
 
 def _thinned(events: list[Any]) -> list[Any]:

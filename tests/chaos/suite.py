@@ -39,6 +39,7 @@ class Result:
     """What came of it."""
 
     options: Options
+    directory: Path
     history: History
     violations: list[Violation]
     figures: dict[str, Any]
@@ -77,7 +78,7 @@ async def run(options: Options, directory: Path) -> Result:
         "cuts": {"total": sum(cuts.values()), **cuts},
         **figures(history, violations),
     }
-    return Result(options, history, violations, told)
+    return Result(options, directory, history, violations, told)
 
 
 async def _live(

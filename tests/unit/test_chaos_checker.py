@@ -204,8 +204,9 @@ def test_text_that_was_shown_and_is_gone_is_found():
     ]
     # Number 3 is the delta for one and the error for others, too: nobody may give a number twice.
     assert kinds(made) == {"kept", "mismatch"}
+    # With worker and log both dead the text may be lost; a number is not given twice even then.
     made.troubles.append(Trouble("redis empty", 1.0, 2.0, "empty"))
-    assert check(made) == []
+    assert kinds(made) == {"mismatch"}
 
 
 def test_text_that_was_taken_back_and_said_again_is_found():
@@ -258,16 +259,16 @@ def test_the_longest_silence_leaves_out_what_an_outage_explains():
     assert round(longest_silence(made, "postgres"), 3) == 0.1
 
 
-def test_the_report_counts_and_shows_what_was_broken():
+def test_the_report_counts_and_shows_what_was_broken(tmp_path):
     made = history()
     laptop(made).events.insert(3, laptop(made).events[2])
     found = check(made)
     told = figures(made, found)
     assert (told["replies"], told["repeated"], told["lost"]) == (1, 1, 0)
-    result = Result(Options(seed=7, seconds=1), made, found, told)
+    result = Result(Options(seed=7, seconds=1), tmp_path, made, found, told)
     assert "repeated" in table(told)
     assert "seed 7" in verdict(result)
-    assert "'last_seq': 5" in verdict(result)
+    assert "last_seq 5" in verdict(result)
 
 
 def test_one_seed_is_one_plan_and_ten_minutes_meet_every_fault():
