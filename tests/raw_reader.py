@@ -74,13 +74,13 @@ class RawReader:
         line = self.seen.split(b"\r\n", 1)[0].split(b" ")
         return int(line[1]) if len(line) > 1 else 0
 
-    async def rendered(self) -> Rendered:
-        """What a user saw of the events that came whole."""
+    async def rendered(self, cursor: int = 0) -> Rendered:
+        """What a user who came with a cursor saw of the events that came whole."""
 
         async def whole() -> AsyncIterator[bytes]:
             yield dechunked(self.seen.partition(b"\r\n\r\n")[2])
 
-        rendered = Rendered(connections=1)
+        rendered = Rendered(connections=1, last_id=cursor)
         async for event in events_of(whole()):
             rendered.take(event)
         return rendered

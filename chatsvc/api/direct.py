@@ -84,6 +84,12 @@ class StreamingProtocol(HttpToolsProtocol):
         if self.lost is not None:
             self.lost()
 
+    def drop(self) -> None:
+        """Cut the connection. Nobody is left who could miss the end of the answer, so the server need not either."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.abort()
+
     def _expect_request(self) -> None:
         """Start the clock. The server itself waits for ever, also for a client that sends a byte a second, or none."""
         self._patience = self.loop.call_later(REQUEST_S, self._give_up)
@@ -140,7 +146,7 @@ class DirectPipe:
     def cut(self) -> None:
         """The client does not read what it asked for: drop it, with all that waits for it."""
         self._lose()
-        self._protocol.transport.abort()
+        self._protocol.drop()
 
     def write(self, frames: bytes) -> bool:
         if self.closed:
@@ -169,7 +175,7 @@ class DirectPipe:
         self._protocol.cycle.keep_alive = False
         if self._protocol.flow.write_paused:
             self._gone = True
-            self._protocol.transport.abort()
+            self._protocol.drop()
         if self._callback is not None:
             self._callback()
 
@@ -184,7 +190,7 @@ class DirectPipe:
         protocol = self._protocol
         protocol.lost = self._lose
         if protocol.transport.is_closing():
-            self._lose()
+            self.cut()
         try:
             await following
         finally:

@@ -24,6 +24,9 @@ _log = structlog.get_logger(__name__)
 PROBLEM: Final = "application/problem+json"
 _QUOTED: Final = re.compile(r"`([^`]+)`\s*$|field `([^`]+)`")
 
+_CLIENT_LEFT: Final = "client disconnected prematurely"
+"""How the framework words that the client left within its body. It calls that a fault of ours, which it is not."""
+
 # Statuses that the framework raises by itself → (code, title).
 _FRAMEWORK: Final[dict[int, tuple[str, str]]] = {
     400: ("invalid_input", "The request is not valid"),
@@ -74,6 +77,9 @@ def on_chat_error(request: Request[Any, Any, Any], error: ChatError) -> Response
 
 def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """An error of the framework's."""
+    if error.detail == _CLIENT_LEFT:
+        _log.info("client left within its request", path=request.url.path)
+        return Response(content=b"", status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return on_unexpected(request, error)
     code, title = _FRAMEWORK.get(error.status_code, ("invalid_input", HTTPStatus(error.status_code).phrase))
