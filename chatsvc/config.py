@@ -85,7 +85,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     grace_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     """After SIGTERM running replies have so many seconds to finish."""
     leave_s: Annotated[float, msgspec.Meta(ge=0)] = 20.0
-    """After SIGTERM readers of replies that run in other processes are let go evenly over so many seconds."""
+    """After SIGTERM readers of replies that run in other processes leave over so many seconds; 0: all at the end."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

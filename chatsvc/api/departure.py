@@ -28,7 +28,7 @@ _TICK_S: Final = 0.1
 class Departure:
     """Lets the readers of ``streams`` go. A round takes ``round_s`` seconds, all of it at most ``most_s``.
 
-    ``stays`` says of a response id whether its readers are to be left alone.
+    ``stays`` says of a response id whether its readers are to be left alone. Rounds of no length are none.
     """
 
     def __init__(self, streams: Streams, stays: Callable[[str], bool], *, round_s: float, most_s: float) -> None:
@@ -40,6 +40,8 @@ class Departure:
 
     async def run(self, over: Callable[[], bool]) -> None:
         """Return when ``over`` is true and nobody is left to go, or the round in which it became true has ended."""
+        if not self._round_s:
+            return
         loop = asyncio.get_running_loop()
         began = loop.time()
         until = began + self._most_s

@@ -53,7 +53,7 @@ async def many():
 
 @pytest.fixture(scope="module")
 def worker(start_server):
-    return start_server("scripted:?tokens_per_s=5&tokens=2000&slots=4")
+    return start_server("scripted:?tokens_per_s=5&tokens=2000&slots=4", CHATSVC_SERVER_GRACE_S="1")
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ class Service:
 @pytest.fixture(params=["direct", "relayed"])
 async def service(request):
     service = Service()
+    service.direct = request.param == "direct"
     config = uvicorn.Config(
         service.app,
         port=0,
@@ -313,6 +314,9 @@ async def test_at_shutdown_every_stream_ends_at_once_and_new_ones_end_too(servic
         await head_of(reader)
         body = await soon(body_of(reader))
         assert re.fullmatch(rb"retry: \d+\n", body)
+        if service.direct:
+            # Over the same connection the client would come back to this process.
+            assert await soon(reader.read()) == b""
         writer.close()
     reader, _ = await service.connect()
     await head_of(reader)
