@@ -12,6 +12,7 @@ from threading import Thread
 import pytest
 from api_client import Api
 from httpx_sse import aconnect_sse
+from reader import read
 from server import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (Debian: nginx-light)")
@@ -129,6 +130,27 @@ async def test_tokens_come_through_as_they_are_made(nginx, client, text):
     assert (await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")).status_code == 202
     # At 5 tokens a second, what was held back would arrive in one lump.
     assert all(0.05 < later - earlier < 1 for earlier, later in pairwise(times[1:]))
+
+
+async def first_token_at(client, url):
+    headers = {**ANN, "accept-encoding": "gzip"}
+    async with aconnect_sse(client, "GET", url, headers=headers) as source:
+        await anext(event async for event in source.aiter_sse() if event.event == "delta")
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("text", [SAMPLE.read_text(), PLAIN], ids=["sample", "plain"])
+async def test_the_first_token_comes_through_within_500_ms_of_the_models(server, nginx, client, text):
+    """The model's: as a program beside the server sees it. The one behind nginx accepts gzip."""
+    api = Api(client, nginx(text), ANN)
+    for _ in range(3):
+        reply = await api.start()
+        arriving = asyncio.create_task(first_token_at(client, api.stream_url(reply)))
+        await read(client, server.base_url + reply["stream_url"], cut=lambda seen: seen.text)
+        said = time.monotonic()
+        async with asyncio.timeout(20):
+            assert await arriving - said < 0.5
+        assert (await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")).status_code == 202
 
 
 async def test_a_stream_that_is_cut_at_the_proxy_goes_on_where_it_was(behind, client):

@@ -10,7 +10,7 @@ import pytest
 import redis
 from api_client import Api
 from httpx_sse import aconnect_sse
-from reader import Rendered, read, read_to_the_end
+from reader import Rendered, events_of, read, read_to_the_end
 
 HEARTBEAT_S = 0.4
 LINE_ENDS = "one\u2028two\u2029three\u0085four\x0bfive\x0csix\x1cseven"
@@ -202,6 +202,25 @@ async def test_idle_for_two_heartbeats_harms_no_client_also_right_after_an_id(se
     async with httpx.AsyncClient(timeout=30) as client:
         await read(client, api.stream_url(reply), whole)
     assert text_of(events) == whole.text != ""
+
+
+async def test_with_gzip_accepted_the_first_token_comes_within_500_ms_of_the_models(server, client):
+    """The model's: as the server's own stream shows it to a client that accepts no compression."""
+    api = Api(client, server.base_url)
+
+    async def first_token(reply, encoding):
+        async with client.stream("GET", api.stream_url(reply), headers={"accept-encoding": encoding}) as answer:
+            assert "content-encoding" not in answer.headers
+            async for event in events_of(answer.aiter_bytes()):
+                if event.name == "delta":
+                    return asyncio.get_running_loop().time()
+        raise AssertionError("no token came")
+
+    for _ in range(3):
+        reply = await api.start("Quickly.", model="steady")
+        plain, gzip = await asyncio.gather(first_token(reply, "identity"), first_token(reply, "gzip, br"))
+        assert gzip - plain < 0.5
+        await stop(api, reply)
 
 
 async def test_a_nul_from_the_model_is_a_replacement_character_in_log_and_store_and_done_comes(server, client):
