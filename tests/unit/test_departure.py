@@ -41,9 +41,7 @@ async def test_readers_leave_evenly_and_in_the_order_in_which_they_came():
     moments = [reader.left_at - began for reader in readers]
     assert moments == sorted(moments)
     assert moments[0] >= ROUND_S * NOTICE_SHARE
-    assert (
-        max(moments.count(moment) for moment in moments) < 50 or moments[-1] > 2 * ROUND_S
-    )  # a machine that stood still
+    assert moments[-1] - moments[0] > ROUND_S / 4
 
 
 async def test_readers_of_replies_that_run_here_are_left_alone():
