@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from typing import Any, Final
 
 # Before vLLM is imported, since it reads them then. What the operator has set stays.
@@ -115,7 +118,24 @@ def start_core(model: str, options: VllmOptions, stats: CoreStats) -> AsyncLLM:
         if name not in _NOT_VLLMS and (value := getattr(options, name)) is not None
     }
     args = AsyncEngineArgs(model=model, scheduling_policy="priority", disable_log_stats=True, **{**defaults, **said})
-    return AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
+    with _deaf_to_ctrl_c():
+        return AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started by this thread meanwhile, and theirs, are never given SIGINT.
+
+    A terminal sends Ctrl-C to the core too, whose own handler would end it and every reply with it. We tell it to end
+    when the replies have. A blocked signal stays blocked whatever handler is set.
+    """
+    # Where it is not running yet, the start of a process would start it, and unblock the signal on the way.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def sampling_params(sampling: Sampling, max_tokens: int) -> SamplingParams:
