@@ -14,8 +14,8 @@ from drive import event_text, paced
 from chatsvc.api.direct import StreamingProtocol
 from chatsvc.api.sse import Streams
 from chatsvc.run import RunStatus
+from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.hub import Hub
-from chatsvc.streamlog.redis import RedisLog
 from chatsvc.streamlog.resume import Resumer, StoredReply
 from chatsvc.streamlog.writer import LogWriter, ReplyWriter
 
@@ -40,7 +40,7 @@ class Server:
 
     def __init__(self, redis_url: str) -> None:
         store = Store()
-        log = RedisLog(redis_url, timeout_s=5)
+        log = create_log(redis_url, timeout_s=5)
         self.hub = Hub(log)
         self.writer = LogWriter(log, self.hub, batch_ms=50, batch_tokens=16, holds=store.holds)
         self.resumer = Resumer(self.hub, store)

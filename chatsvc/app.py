@@ -38,9 +38,9 @@ from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
 from chatsvc.scheduler import Scheduler
 from chatsvc.store import migrate, open_store
+from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.hub import Hub
 from chatsvc.streamlog.presence import Presence
-from chatsvc.streamlog.redis import RedisLog
 from chatsvc.streamlog.resume import Resumer
 from chatsvc.streamlog.writer import LogWriter
 
@@ -120,7 +120,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     store = await stack.enter_async_context(
         open_store(database_url, pool_size=config.database.pool_size, timeout_s=config.database.timeout_s)
     )
-    log = RedisLog(redis_url, timeout_s=config.database.timeout_s)
+    log = create_log(redis_url, timeout_s=config.database.timeout_s)
     stack.push_async_callback(log.aclose)
     hub = Hub(log)
     writer = LogWriter(

@@ -23,7 +23,7 @@ from chatsvc.embedded import Progress, embedded_postgres, embedded_redis, lock_d
 from chatsvc.errors import ChatError, ConfigError, EngineUnavailable
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.store import open_store
-from chatsvc.streamlog.redis import RedisLog
+from chatsvc.streamlog.factory import create_log
 
 PAGE: Final = Path(chatsvc.__file__).parent / "web" / "dist" / "index.html"
 _LOW_DISK_BYTES: Final = 1_000_000_000
@@ -103,9 +103,9 @@ async def _postgres(config: Config) -> str:
 
 async def _redis(config: Config) -> str:
     async with _outside_or_embedded(config.database.redis_url, config, embedded_redis) as url:
-        log = RedisLog(url, timeout_s=config.database.timeout_s)
+        log = create_log(url, timeout_s=config.database.timeout_s)
         try:
-            await log.ping()
+            await log.ping(everywhere=True)
         finally:
             await log.aclose()
     return "answers" if config.database.redis_url else "embedded: starts and answers"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from chatsvc.config import UNNAMED_MODEL, AuthMode, Config
 from chatsvc.ids import REGION_PATTERN
 from chatsvc.logs import mask_secrets
+from chatsvc.redis_url import RedisUrl
 
 Faults = Iterator[tuple[str, str]]
 """Pairs of the key to blame, written ``[table] name``, and what is wrong with it."""
@@ -110,10 +111,14 @@ def _trusted_proxies(config: Config) -> Faults:
 
 
 def _urls(config: Config) -> Faults:
-    for name, schemes in (("url", ("postgresql", "postgres")), ("redis_url", ("redis", "rediss", "unix"))):
-        url = getattr(config.database, name)
-        if url and (fault := _url_fault(url, schemes)):
-            yield f"[database] {name}", fault
+    url, redis_url = config.database.url, config.database.redis_url
+    if url and (fault := _url_fault(url, ("postgresql", "postgres"))):
+        yield "[database] url", fault
+    try:
+        if redis_url:
+            RedisUrl.parse(redis_url)
+    except ValueError as error:
+        yield "[database] redis_url", str(error)
 
 
 def _url_fault(url: str, schemes: tuple[str, ...]) -> str | None:

@@ -8,7 +8,7 @@ What an implementer owes:
 - **S3 loss is seen.** An append to a log that is not there (expired, deleted, server restarted empty) is refused with
   LOST unless it says ``recreate``; it never starts a log in the middle by accident.
 - **S4 one round trip.** ``append`` takes the due entries of any number of responses and costs one round trip
-  (one per partition's node in a cluster).
+  (one per shard, all at the same time).
 - **S5 whole or refused.** The entries of one ``Append`` are all in the log or none is, unless the connection broke;
   then ``LogUnavailable`` is raised and ``position`` tells the truth.
 - **S6 same bytes.** ``read`` and ``tail`` return the entries as appended, byte for byte, in order. Fence marks (seq 0)
@@ -20,7 +20,8 @@ What an implementer owes:
 - **S9 expiry.** After ``expire(ids, ttl_s)`` the logs are gone once ttl_s has passed; ``delete`` removes them now.
 - **S10 away is said.** When the server cannot be reached a call raises ``LogUnavailable`` within its timeout. So does
   the first ``append`` after the connection broke, though it be whole again: the server may have come back with less
-  than it acknowledged, and the writer has to look at ``position`` before it goes on.
+  than it acknowledged, or a replica of it that has less, and the writer has to look at ``position`` before it goes on.
+  What is away is a shard: a call that names logs of one ``shard`` only waits for no server but theirs.
 - **S11 presence.** ``note_read`` says that somebody reads these replies now; ``unread_s`` says how long ago that was
   said last: None where it never was, where the mark was lost with the server, or is over an hour old.
 - **S12 loss can be dated.** ``unbroken_s`` says for how many seconds at least nothing was lost where this log lies (a
@@ -37,6 +38,7 @@ from typing import Final
 
 import msgspec
 
+from chatsvc.errors import LogUnavailable
 from chatsvc.events import Entry
 
 READ_MARK_TTL_S: Final = 3600
@@ -83,6 +85,10 @@ class LogSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 class StreamLog(abc.ABC):
     """See the module's docstring for what each method owes (S1–S12)."""
+
+    @abc.abstractmethod
+    def shard(self, response_id: str) -> str:
+        """Logs of one shard are on one server, and away together (S10). A log's shard never changes."""
 
     @abc.abstractmethod
     async def open(self, response_id: str, attempt: int) -> int:
@@ -132,12 +138,16 @@ class StreamLog(abc.ABC):
         """For how many seconds, at least, nothing was lost where this log lies (S12)."""
 
     @abc.abstractmethod
-    async def ping(self) -> None:
-        """Return when the server answers; raises ``errors.LogUnavailable``."""
+    async def ping(self, *, everywhere: bool = False) -> None:
+        """Return when a log can be used, or ``everywhere`` those of all shards. Raises ``errors.LogUnavailable``."""
 
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Close all connections. Idempotent."""
+
+
+class LogRefuses(LogUnavailable):
+    """The server answers and takes nothing: out of memory, say. What it holds is what it has acknowledged."""
 
 
 class Fenced(Exception):

@@ -47,6 +47,9 @@ class MemoryLog(StreamLog):
         self._changed = asyncio.Event()
         self._woken = False
 
+    def shard(self, response_id: str) -> str:
+        return ""
+
     async def open(self, response_id: str, attempt: int) -> int:
         self._sweep()
         log = self._logs.setdefault(response_id, _Log())
@@ -139,7 +142,7 @@ class MemoryLog(StreamLog):
     async def unbroken_s(self, response_id: str) -> float:
         return self._clock.monotonic() - self._since
 
-    async def ping(self) -> None:
+    async def ping(self, *, everywhere: bool = False) -> None:
         return
 
     async def aclose(self) -> None:

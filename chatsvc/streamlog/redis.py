@@ -9,7 +9,11 @@ a repeated append refuses itself (S2), and NOMKSTREAM refuses an append to a log
 of the one command that writes. Only an append of several entries is a script: as a plain pipeline it could be refused
 at its first entry and taken at its second (S5).
 
-Three connections per process, whatever the number of readers: appends, everything short, and the tail.
+Three connections per process, whatever the number of readers: appends, everything short, and the tail. They go to one
+server, or to the one that Sentinel says is the master; a Cluster has a set of them per partition (redis_cluster.py).
+
+``open`` and ``position`` share the connection of the appends: so they speak of the very server that the next append
+goes to, and if that changes in between, the append says so (S10).
 """
 
 from __future__ import annotations
@@ -24,14 +28,24 @@ import hiredis
 
 from chatsvc.errors import LogUnavailable
 from chatsvc.events import MAX_SEQ, Entry
-from chatsvc.streamlog.base import READ_MARK_TTL_S, Append, AppendResult, Fenced, LogSlice, Position, StreamLog
-from chatsvc.streamlog.redis_wire import Address, Lane, arguments, pack
+from chatsvc.streamlog.base import (
+    READ_MARK_TTL_S,
+    Append,
+    AppendResult,
+    Fenced,
+    LogRefuses,
+    LogSlice,
+    Position,
+    StreamLog,
+)
+from chatsvc.streamlog.redis_wire import Lane, Locate, arguments, pack
 
+PARTITIONS: Final = 16
 _NOWHERE: Final = Position(0, 0)
 _RUNNING_TTL_S: Final = 24 * 3600
 """A log whose writer never came back vanishes after this long."""
 _WAKE_TTL_S: Final = 3600
-_BORN_TTL_MS: Final = 10 * 365 * 24 * 3600 * 1000
+_BORN_TTL_MS: Final = 365 * 24 * 3600 * 1000
 """How long the mark lives by whose age a loss is dated: longer than any reply."""
 _TAIL_COUNT: Final = 500
 _KEYS_CACHED: Final = 20_000
@@ -55,6 +69,11 @@ return 'OK'
 """
 
 
+def partition(response_id: str, partitions: int) -> int:
+    """The partition that a reply's keys are in."""
+    return zlib.crc32(response_id.encode()) % partitions
+
+
 def _refused(reply: Any) -> bool:
     return isinstance(reply, hiredis.ReplyError) and "equal or smaller" in str(reply)
 
@@ -62,7 +81,7 @@ def _refused(reply: Any) -> bool:
 def _checked(reply: Any) -> Any:
     """OOM, LOADING, READONLY, MISCONF, no permission: for now Redis is as good as away."""
     if isinstance(reply, hiredis.ReplyError):
-        raise LogUnavailable(f"Redis refuses: {reply}")
+        raise LogRefuses(f"Redis refuses: {reply}")
     return reply
 
 
@@ -86,30 +105,37 @@ def _entries(raw: Sequence[Any], after: int) -> list[Entry]:
 
 
 class RedisLog(StreamLog):
-    """Keeps S1-S12. ``url`` is redis://, rediss:// or unix://; ``timeout_s`` bounds every call."""
+    """Keeps S1-S12 on the one server that ``locate`` finds; ``timeout_s`` bounds every call.
 
-    def __init__(self, url: str, *, timeout_s: float, partitions: int = 16) -> None:
-        address = Address.from_url(url)
+    ``home`` is a partition that this server holds.
+    """
+
+    def __init__(self, locate: Locate, *, timeout_s: float, partitions: int = PARTITIONS, home: int = 0) -> None:
         self._partitions = partitions
-        self._writes = Lane(address, timeout_s)
-        self._reads = Lane(address, timeout_s)
-        self._tails = Lane(address, timeout_s)
+        self._writes = Lane(locate, timeout_s)
+        # A command sent twice here is refused or does no harm.
+        self._reads = Lane(locate, timeout_s, repeats=True)
+        self._tails = Lane(locate, timeout_s)
         self._breaks_told = 0
         self._keys: dict[str, bytes] = {}
-        self._wake_key = arguments(b"wake:{p00}:%b" % os.urandom(8).hex().encode())
+        self._wake_key = arguments(b"wake:{p%02d}:%b" % (home, os.urandom(8).hex().encode()))
         self._woken_to = b"0-0"
         self._waking: asyncio.Task[None] | None = None
         self._wake_wanted = False
 
+    def shard(self, response_id: str) -> str:
+        return ""
+
     async def open(self, response_id: str, attempt: int) -> int:
         key = self._key(response_id)
-        mark, top, _, _ = await self._reads.call(
-            b"*5\r\n$4\r\nXADD\r\n%b" % key
-            + arguments(b"%d-0" % attempt, b"fence", b"%d" % attempt)
-            + _command(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"%d" % _EDGE)
-            + _command(b"EXPIRE", key, b"%d" % _RUNNING_TTL_S)
-            + pack(b"SET", self._born(response_id), b"1", b"NX", b"PX", b"%d" % _BORN_TTL_MS),
-            4,
+        born = self._born(response_id, await self._writes.server_id())
+        mark, top, *_ = await self._writes.call(
+            [
+                _command(b"XADD", key, b"%d-0" % attempt, b"fence", b"%d" % attempt),
+                _command(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"%d" % _EDGE),
+                _command(b"EXPIRE", key, b"%d" % _RUNNING_TTL_S),
+                pack(b"SET", born, b"1", b"NX", b"PX", b"%d" % _BORN_TTL_MS),
+            ]
         )
         if not _refused(mark):
             _checked(mark)
@@ -120,11 +146,12 @@ class RedisLog(StreamLog):
 
     async def append(self, batch: Sequence[Append]) -> Sequence[AppendResult]:
         if (breaks := self._writes.notice()) != self._breaks_told:
-            # The server may have come back with less than it acknowledged; a plain append would bury the hole.
+            # The server may have come back with less than it acknowledged, or another may have taken its place; a
+            # plain append would bury the hole.
             self._breaks_told = breaks
             raise LogUnavailable("the connection to Redis broke since the last append")
         try:
-            replies = await self._writes.call(b"".join([self._pack(item) for item in batch]), len(batch))
+            replies = await self._writes.call([self._pack(item) for item in batch])
         except LogUnavailable:
             self._breaks_told = self._writes.notice()
             raise
@@ -157,7 +184,7 @@ class RedisLog(StreamLog):
 
     async def position(self, response_id: str) -> Position | None:
         command = _command(b"XREVRANGE", self._key(response_id), b"+", b"-", b"COUNT", b"1")
-        (top,) = await self._reads.call(command, 1)
+        (top,) = await self._writes.call([command])
         return _position(top[0][0]) if _checked(top) else None
 
     async def read(self, response_id: str, after: int, limit: int = 10_000) -> LogSlice:
@@ -166,16 +193,17 @@ class RedisLog(StreamLog):
         count = b"%d" % limit
         # The end is looked at before the range: what is appended in between lies after ``position``, never before it.
         bottom, top, page = await self._reads.call(
-            _command(b"XRANGE", key, b"-", b"+", b"COUNT", b"%d" % _EDGE)
-            + _command(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"%d" % _EDGE)
-            + _command(b"XRANGE", key, b"(1-%d" % after, b"+", b"COUNT", count),
-            3,
+            [
+                _command(b"XRANGE", key, b"-", b"+", b"COUNT", b"%d" % _EDGE),
+                _command(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"%d" % _EDGE),
+                _command(b"XRANGE", key, b"(1-%d" % after, b"+", b"COUNT", count),
+            ]
         )
         entries = _entries(_checked(page), after)
         end = max([_position(raw[0]) for raw in (*top[:1], *page[-1:])], default=_NOWHERE)
         while len(entries) < limit and len(page) == limit:
             # Marks and what is not after the cursor took up the page.
-            (page,) = await self._reads.call(_command(b"XRANGE", key, b"(" + page[-1][0], b"+", b"COUNT", count), 1)
+            (page,) = await self._reads.call([_command(b"XRANGE", key, b"(" + page[-1][0], b"+", b"COUNT", count)])
             entries += _entries(_checked(page), after)
             end = _position(page[-1][0]) if page else end
         if len(entries) >= limit:
@@ -193,13 +221,13 @@ class RedisLog(StreamLog):
         """The last event, given the last few raw entries; looks further when those are all marks."""
         while not (found := _entries(_checked(top), 0)) and len(top) >= _EDGE:
             command = _command(b"XREVRANGE", key, b"(" + top[-1][0], b"-", b"COUNT", b"100")
-            (top,) = await self._reads.call(command, 1)
+            (top,) = await self._reads.call([command])
         return found[0] if found else None
 
     async def _first_seq(self, key: bytes, bottom: Sequence[Any]) -> int:
         while not (found := _entries(_checked(bottom), 0)) and len(bottom) >= _EDGE:
             command = _command(b"XRANGE", key, b"(" + bottom[-1][0], b"+", b"COUNT", b"100")
-            (bottom,) = await self._reads.call(command, 1)
+            (bottom,) = await self._reads.call([command])
         return found[0].seq if found else 0
 
     async def tail(self, following: Mapping[str, Position], timeout_s: float) -> Mapping[str, Sequence[Entry]]:
@@ -229,7 +257,7 @@ class RedisLog(StreamLog):
             b"".join(places),
             ids,
         )
-        (heard,) = await self._tails.call(command, 1, patience_s=patience_s)
+        (heard,) = await self._tails.call([command], patience_s=patience_s)
         return _checked(heard) or ()
 
     def _sort(self, heard: Sequence[Any], places: dict[bytes, bytes]) -> tuple[dict[str, Sequence[Entry]], bool]:
@@ -253,16 +281,15 @@ class RedisLog(StreamLog):
             self._waking = asyncio.get_running_loop().create_task(self._wake())
 
     async def _wake(self) -> None:
-        command = (
-            b"*7\r\n$4\r\nXADD\r\n%b$6\r\nMAXLEN\r\n$1\r\n1\r\n$1\r\n*\r\n$1\r\nw\r\n$1\r\n1\r\n" % self._wake_key
-            + _command(b"EXPIRE", self._wake_key, b"%d" % _WAKE_TTL_S)
-        )
+        commands = [
+            _command(b"XADD", self._wake_key, b"MAXLEN", b"1", b"*", b"w", b"1"),
+            _command(b"EXPIRE", self._wake_key, b"%d" % _WAKE_TTL_S),
+        ]
         while self._wake_wanted:
             # One more may be wanted while this one is under way: the tail may have used it up before that.
             self._wake_wanted = False
             try:
-                for reply in await self._reads.call(command, 2):
-                    _checked(reply)
+                await self._each(commands)
             except LogUnavailable:
                 # Then the tail is in no better state; breaking it ends the wait just the same.
                 self._tails.drop()
@@ -279,7 +306,7 @@ class RedisLog(StreamLog):
 
     async def _each(self, commands: Sequence[bytes]) -> None:
         if commands:
-            for reply in await self._reads.call(b"".join(commands), len(commands)):
+            for reply in await self._reads.call(commands):
                 _checked(reply)
 
     async def note_read(self, response_ids: Sequence[str]) -> None:
@@ -291,17 +318,21 @@ class RedisLog(StreamLog):
             return []
         # How long a mark still lives tells how old it is, by one clock: the server's.
         commands = [pack(b"PTTL", self._mark(rid)) for rid in response_ids]
-        left = [_checked(reply) for reply in await self._reads.call(b"".join(commands), len(commands))]
+        left = [_checked(reply) for reply in await self._reads.call(commands)]
         return [READ_MARK_TTL_S - ms / 1000 if ms >= 0 else None for ms in left]
 
     async def unbroken_s(self, response_id: str) -> float:
-        (left,) = await self._reads.call(pack(b"PTTL", self._born(response_id)), 1)
-        # What still lives of it tells how old it is, by the server's clock; a server that came back empty has none.
+        server = await self._writes.server_id()
+        (left,) = await self._writes.call([pack(b"PTTL", self._born(response_id, server))])
+        if await self._writes.server_id() != server:
+            return 0.0
+        # What still lives of it tells how old it is, by the server's clock. A server that came back, or that took over
+        # from another, has none of its own name: what it has of the other's may be less than the other had.
         return (_BORN_TTL_MS - left) / 1000 if _checked(left) >= 0 else 0.0
 
-    async def ping(self) -> None:
-        (reply,) = await self._reads.call(pack(b"PING"), 1)
-        _checked(reply)
+    async def ping(self, *, everywhere: bool = False) -> None:
+        # A command with a key: a Cluster's node answers PING also while the Cluster is down.
+        await self._each([_command(b"EXISTS", self._wake_key)])
 
     async def aclose(self) -> None:
         if self._waking is not None:
@@ -310,14 +341,13 @@ class RedisLog(StreamLog):
         for lane in (self._writes, self._reads, self._tails):
             lane.close()
 
-    def _born(self, response_id: str) -> bytes:
-        """The key that is as old as what is kept in this log's partition."""
-        return b"born:{p%02d}" % (zlib.crc32(response_id.encode()) % self._partitions)
+    def _born(self, response_id: str, server: bytes) -> bytes:
+        """The key that is as old as what this server, since its start, keeps in this log's partition."""
+        return b"born:{p%02d}:%b" % (partition(response_id, self._partitions), server)
 
     def _mark(self, response_id: str) -> bytes:
         """The key of the mark that somebody reads this reply, in its log's partition."""
-        raw = response_id.encode()
-        return b"read:{p%02d}:%b" % (zlib.crc32(raw) % self._partitions, raw)
+        return b"read:{p%02d}:%b" % (partition(response_id, self._partitions), response_id.encode())
 
     def _key(self, response_id: str) -> bytes:
         """The key as a packed argument."""
@@ -325,8 +355,7 @@ class RedisLog(StreamLog):
         if key is None:
             if len(self._keys) >= _KEYS_CACHED:
                 self._keys.clear()
-            raw = response_id.encode()
-            name = b"resp:{p%02d}:%b" % (zlib.crc32(raw) % self._partitions, raw)
+            name = b"resp:{p%02d}:%b" % (partition(response_id, self._partitions), response_id.encode())
             key = self._keys[response_id] = b"$%d\r\n%b\r\n" % (len(name), name)
         return key
 

@@ -5,13 +5,18 @@ costs more than Redis needs to make them: a whole batch goes out in one write an
 
 A caller that is cancelled leaves its place in the queue of expected replies, so nobody is ever handed another's (L10).
 A connection whose answer did not come in time is dropped whole, for the same reason.
+
+A lane asks where to connect each time, and says what became of the last connection. So it follows a fail-over: a server
+that says it is no master (any more) is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -22,6 +27,13 @@ from chatsvc.errors import LogUnavailable
 
 _MORE: Final = object()
 """What the parser says when a reply is not complete yet; None is a reply."""
+_LEAVE: Final = ("MOVED ", "READONLY ", "CLUSTERDOWN ", "UNBLOCKED ")
+"""Errors after which the server is to be looked for anew."""
+_ASK: Final = "ASK "
+_RUN_ID: Final = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+_ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
+LOST: Final = "lost"
+"""What a lane tells of a connection that broke, or could not be made."""
 
 
 def pack(*args: bytes) -> bytes:
@@ -43,6 +55,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext | None = None
     greeting: tuple[bytes, ...] = ()
     """Packed commands to send first."""
+    must_be_master: bool = False
+    """Turn away from a server that says it is a replica."""
 
     @classmethod
     def from_url(cls, url: str) -> Address:
@@ -60,6 +74,44 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         tls = known.ssl_context.get() if isinstance(known, SSLConnection) else None
         return cls(host=known.host, port=known.port, tls=tls, greeting=tuple(greeting))
 
+    def at(self, host: str, port: int) -> Address:
+        """Another server that is spoken to in the same way."""
+        return msgspec.structs.replace(self, host=host, port=port)
+
+    async def locate(self, news: str) -> Address:
+        """This address."""
+        return self
+
+
+Locate = Callable[[str], Awaitable[Address]]
+"""Says where to connect. It is told what became of the last connection: "" when there was none, else an error of Redis
+that sends one elsewhere, or ``LOST``. Raises ``LogUnavailable``."""
+
+
+def redirection(error: str) -> tuple[str, int]:
+    """Host ("": the same as before) and port of ``MOVED <slot> <host>:<port>``, and of ``ASK``."""
+    host, _, port = error.split()[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class _Signs:
+    """What the errors on one connection say about where to be. An object of its own: a parser must not own a wire."""
+
+    __slots__ = ("asked", "leave")
+
+    def __init__(self) -> None:
+        self.leave = ""
+        """The error after which this server is to be left."""
+        self.asked = False
+        """Some keys are being moved away from here."""
+
+    def error(self, text: str) -> hiredis.ReplyError:
+        if text.startswith(_LEAVE):
+            self.leave = text
+        elif text.startswith(_ASK):
+            self.asked = True
+        return hiredis.ReplyError(text)
+
 
 class _Call:
     """Replies that somebody waits for, or waited for."""
@@ -76,10 +128,13 @@ class Wire(asyncio.Protocol):
     """One connection. Replies of Redis that are errors are handed over as ``hiredis.ReplyError`` objects."""
 
     def __init__(self) -> None:
-        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self.signs = _Signs()
+        self._reader = hiredis.Reader(notEnoughData=_MORE, replyError=self.signs.error)
         self._calls: deque[_Call] = deque()
         self._transport: asyncio.Transport | None = None
         self.closed = False
+        self.server_id: bytes | None = None
+        """What the server calls itself since its start; None: not asked yet."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -136,6 +191,11 @@ async def dial(address: Address) -> Wire:
             for reply in await wire.call(b"".join(address.greeting), len(address.greeting)):
                 if isinstance(reply, hiredis.ReplyError):
                     raise LogUnavailable(f"Redis refuses the connection: {reply}")
+        if address.must_be_master:
+            (role,) = await wire.call(pack(b"ROLE"), 1)
+            # Who may not ask is not told; a replica would then refuse the first command that writes.
+            if not isinstance(role, hiredis.ReplyError) and role[0] != b"master":
+                raise LogUnavailable(f"{address.host}:{address.port} is no master (yet)")
     except BaseException:
         wire.abort()
         raise
@@ -143,18 +203,25 @@ async def dial(address: Address) -> Wire:
 
 
 class Lane:
-    """A connection that is made when needed and made again when it broke. Any number of callers at a time."""
+    """A connection that is made when needed and made again when it broke. Any number of callers at a time.
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
-        self._address = address
+    ``repeats`` says that all commands here may be sent twice: then they are, when the first server sent us elsewhere.
+    """
+
+    def __init__(self, locate: Locate, timeout_s: float, *, repeats: bool = False) -> None:
+        self._locate = locate
         self._timeout_s = timeout_s
+        self._repeats = repeats
         self._wire: Wire | None = None
+        self._address = Address()
+        self._asides: dict[tuple[str, int], Wire] = {}
+        self._news = ""
         self._dialling = asyncio.Lock()
         self._closed = False
         self.broken = 0
         """How many connections broke after they had been made."""
 
-    async def call(self, payload: bytes, replies: int, *, patience_s: float = 0.0) -> list[Any]:
+    async def call(self, commands: Sequence[bytes], *, patience_s: float = 0.0) -> list[Any]:
         """Send packed commands and return their replies.
 
         ``patience_s`` is time that the commands may spend blocked on purpose. Raises ``LogUnavailable`` within that
@@ -164,7 +231,13 @@ class Lane:
         try:
             async with asyncio.timeout(self._timeout_s + patience_s):
                 wire = await self._connected()
-                return await wire.call(payload, replies)
+                replies = await wire.call(b"".join(commands), len(commands))
+                if wire.signs.leave and self._repeats:
+                    wire = await self._connected()
+                    replies = await wire.call(b"".join(commands), len(commands))
+                if wire.signs.asked:
+                    await self._ask_elsewhere(commands, replies)
+                return replies
         except TimeoutError as late:
             # The answer may still come; it must find nobody.
             self._drop(wire)
@@ -172,29 +245,66 @@ class Lane:
         except OSError as error:
             raise LogUnavailable(f"Redis is not reachable: {error}") from error
 
+    async def server_id(self) -> bytes:
+        """What the server calls itself: another name after every start, and another than a replica's of it.
+
+        Raises ``LogUnavailable``.
+        """
+        wire = self._wire
+        if wire is None or wire.closed or wire.signs.leave or wire.server_id is None:
+            (info,) = await self.call([pack(b"INFO", b"server")])
+            found = None if isinstance(info, hiredis.ReplyError) else _RUN_ID.search(info)
+            # Where that may not be asked all servers have one name.
+            server_id = found[1] if found else b""
+            if self._wire is None:
+                return server_id
+            self._wire.server_id = server_id
+            return server_id
+        return wire.server_id
+
     async def _connected(self) -> Wire:
         wire = self._wire
-        if wire is not None and not wire.closed:
+        if wire is not None and not wire.closed and not wire.signs.leave:
             return wire
         async with self._dialling:
-            if self._wire is not None and self._wire.closed:
-                self._drop(self._wire)
+            self.notice()
             if self._closed:
                 raise LogUnavailable("the stream log is closed")
             if self._wire is None:
+                news, self._news = self._news, LOST
+                self._address = await self._locate(news)
                 self._wire = await dial(self._address)
+                self._news = ""
             return self._wire
+
+    async def _ask_elsewhere(self, commands: Sequence[bytes], replies: list[Any]) -> None:
+        """A slot is moving to another node: keys that are there already are asked for there, without leaving here."""
+        for number, reply in enumerate(replies):
+            if not isinstance(reply, hiredis.ReplyError) or not str(reply).startswith(_ASK):
+                continue
+            host, port = place = redirection(str(reply))
+            wire = self._asides.get(place)
+            if wire is None:
+                wire = self._asides[place] = await dial(self._address.at(host or self._address.host, port))
+            elif wire.closed:
+                # That counts as a break here: the other node may have come back with less.
+                self._drop(self._wire)
+            _, replies[number] = await wire.call(_ASKING + commands[number], 2)
 
     def _drop(self, wire: Wire | None) -> None:
         if wire is None or wire is not self._wire:
             return
         wire.abort()
+        for aside in self._asides.values():
+            aside.abort()
+        self._asides.clear()
         self._wire = None
+        self._news = wire.signs.leave or LOST
         self.broken += 1
 
     def notice(self) -> int:
-        """``broken``, counting a connection that has closed and that nobody has called on since."""
-        if self._wire is not None and self._wire.closed:
+        """``broken``, counting a connection that has closed, or is to be left, and that nobody has called on since."""
+        if self._wire is not None and (self._wire.closed or self._wire.signs.leave):
             self._drop(self._wire)
         return self.broken
 

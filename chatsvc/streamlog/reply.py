@@ -51,7 +51,6 @@ class ReplyWriter:
         "_queue",
         "_recreate",
         "_said",
-        "_sealed",
         "acknowledged",
         "attempt",
         "due_at",
@@ -60,6 +59,7 @@ class ReplyWriter:
         "opened",
         "pending_tokens",
         "response_id",
+        "sealed",
         "taken_at",
     )
 
@@ -68,6 +68,8 @@ class ReplyWriter:
         self.attempt = attempt
         self.last_seq = last_seq
         """Seq of the last entry handed over; pending text has none yet."""
+        self.sealed = False
+        """No text follows."""
         self.fenced = False
         """A newer attempt holds the log; whatever is handed over now is dropped."""
         self.opened = opened
@@ -83,7 +85,6 @@ class ReplyWriter:
         self._queue: deque[Entry] = deque()
         self._flushes: list[tuple[int, asyncio.Future[bool]]] = []
         self._recreate = False
-        self._sealed = False
         self._over = False
 
     @property
@@ -97,7 +98,7 @@ class ReplyWriter:
 
     def delta(self, text: str, tokens: int = 1) -> None:
         """More text, of whole characters. Never blocks; after the end or a fence it is dropped."""
-        if not text or self._over or self._sealed:
+        if not text or self._over or self.sealed:
             return
         first = not self._said and not self._pending
         self._pending.append(clean_text(text))
@@ -119,7 +120,7 @@ class ReplyWriter:
         have, all that a reader could miss.
         """
         self._cut()
-        self._sealed = True
+        self.sealed = True
         return self.last_seq + 1
 
     async def flush(self, timeout_s: float) -> bool:
@@ -203,7 +204,7 @@ class ReplyWriter:
     def start_anew(self) -> None:
         """The log was lost, or its end. A snapshot stands for the text; other events not yet in the log follow it."""
         self._recreate = True
-        if self._sealed:
+        if self.sealed:
             return
         kept = [waiting for waiting in self._queue if waiting.event not in _TEXT_EVENTS]
         self._said.extend(self._pending)

