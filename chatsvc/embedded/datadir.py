@@ -81,15 +81,18 @@ def unusable(path: Path, error: OSError) -> ConfigError:
     return refusal(f"{path} cannot be used: {error.strerror or error}. {advice}")
 
 
-def full_disk(path: Path) -> str:
-    """A sentence on the disk that holds ``path`` when that is full, else nothing. A server on it may not say so itself:
+def full_disk(path: Path, needed_bytes: int = _ALMOST_NONE_BYTES) -> str:
+    """A sentence on the disk that holds ``path`` when it has less than that left, else nothing.
 
-    its log lies there too.
+    A server on it may not say so itself: its log lies there too.
     """
     try:
         free = shutil.disk_usage(path).free
     except OSError:
         return ""
-    if free >= _ALMOST_NONE_BYTES:
+    if free >= needed_bytes:
         return ""
-    return "The disk there is full: make room, or set CHATSVC_DATA_DIR to a directory on a larger disk."
+    return (
+        f"The disk there is full, {free // 1_000_000} MB are left: make room, or set CHATSVC_DATA_DIR to a directory on"
+        " a larger disk."
+    )

@@ -28,6 +28,8 @@ _SYSTEM_USER: Final = "pgserver"
 """The account that Postgres runs under when we are root, which it refuses to be."""
 _SSL_REQUEST: Final = bytes.fromhex("0000000804d2162f")
 """The smallest question of Postgres' protocol; over a Unix socket the answer is N, for no."""
+_NEW_CLUSTER_BYTES: Final = 80_000_000
+"""A new cluster with its first journal files takes some 60 MB. What makes it does not always say why it could not."""
 _SETTINGS: Final[Mapping[str, str]] = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -140,6 +142,9 @@ def _initialise(binaries: Path, data: Path, account: Account) -> None:
     """Make a new cluster beside its place and move it there whole, so that one cut short is never taken for one."""
     new = data.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
+    if advice := full_disk(data.parent, _NEW_CLUSTER_BYTES):
+        needs = f"it needs {_NEW_CLUSTER_BYTES // 1_000_000} MB"
+        raise refusal(f"The embedded Postgres cannot be prepared in {data}: {needs}. {advice}")
     new.mkdir(mode=0o700)
     if account.switch:
         os.chown(new, account.uid, account.gid)
