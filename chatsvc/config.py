@@ -107,7 +107,12 @@ class DatabaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: str = ""
     """``postgresql://…`` of an outside Postgres; empty: an embedded one in the data directory."""
     redis_url: str = ""
-    """``redis://…``, ``rediss://…`` or ``unix://…`` of an outside Redis or Valkey; empty: an embedded Valkey."""
+    """``redis://…``, ``rediss://…`` or ``unix://…`` of an outside Redis or Valkey; empty: an embedded Valkey.
+
+    ``redis+sentinel://[user:password@]host:26379,host:26379/<master's name>[/<db>]`` finds the master through Sentinels
+    (``?sentinel_username=…&sentinel_password=…`` if these ask for their own), ``redis+cluster://host:6379,host:6379`` a
+    Cluster through some of its nodes; ``rediss+sentinel://`` and ``rediss+cluster://`` are the same with TLS.
+    """
     pool_size: Count = 10
     """Most pooled connections to Postgres of one process."""
     timeout_s: Seconds = 5.0

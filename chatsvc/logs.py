@@ -26,7 +26,7 @@ _TEXT_KEYS: Final = frozenset({"content", "text", "prompt", "messages", "system_
 _SECRET_FORMS: Final = (
     # The password of a URL. Greedy up to the last @, since passwords with unescaped slashes are common.
     (re.compile(r"(://[^:@/\s'\"]*:)[^\s'\"]*@"), rf"\1{MASK}@"),
-    (re.compile(r"(?i)(\b(?:[a-z_]*token|(?:ssl)?password|passwd|secret|api[_-]?key)=)[^&#\s'\"]+"), rf"\1{MASK}"),
+    (re.compile(r"(?i)(\b(?:[a-z_]*token|[a-z_]*password|passwd|secret|api[_-]?key)=)[^&#\s'\"]+"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {MASK}"),
 )
 # Loggers whose usual lines are noise here, or would show URLs with their tokens.
