@@ -10,13 +10,14 @@ from reader import Rendered
 
 REPLICAS = 3
 TOKENS_PER_S = 40
-SHORT, LONG = 20, 320
-EVERY_S = 0.3
-LONG_EVERY = 3
+SHORT, LONG = 20, 360
+EVERY_S = 0.2
+LONG_EVERY = 2
 """One reply in so many is a long one."""
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_a_rolling_restart_under_load_costs_no_reply_and_shows_no_error(start_server):
     engine = f"scripted:?tokens_per_s={TOKENS_PER_S}&tokens={LONG}&slots=64"
     env = {"CHATSVC_SERVER_GRACE_S": "40", "CHATSVC_SERVER_LEAVE_S": "4"}
