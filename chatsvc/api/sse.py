@@ -228,7 +228,10 @@ class Stream:
         """The reply that is read; empty when another region sends it."""
 
     def let_go(self) -> None:
-        """End the answer between two events, so that the client comes back with its cursor, on a new connection."""
+        """End the answer between two events, so that the client comes back with its cursor, on a new connection.
+
+        What another region sends may end within an event, which clients then drop.
+        """
         self.pipe.close()
 
     def push_passing(self, frame: bytes) -> None:
