@@ -150,8 +150,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 DEFAULT_TIERS = (
-    Tier(name=TierName.FREE, weight=1, max_open_replies=3, abandon_after_s=120),
-    Tier(name=TierName.PLUS, weight=4, max_open_replies=3),
+    Tier(name=TierName.FREE, weight=1, max_open_replies=3, abandon_after_s=120, budget=1_000_000, max_queued=200),
+    Tier(name=TierName.PLUS, weight=4, max_open_replies=3, budget=10_000_000, max_queued=500),
     Tier(name=TierName.PRO, weight=16, max_open_replies=3),
 )
 

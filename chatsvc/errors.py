@@ -10,8 +10,8 @@ what to do, and never hold message text or secrets.
     ├── NotAuthenticated · NotAllowed
     ├── NotFound
     ├── ConversationBusy · IdempotencyMismatch
-    ├── TooManyReplies
-    ├── Unavailable ─ StoreUnavailable (─ StoreFull) · LogUnavailable · EngineUnavailable · Draining
+    ├── NothingLeft ─ TooManyReplies · QuotaExceeded
+    ├── Unavailable ─ StoreUnavailable (─ StoreFull) · LogUnavailable · EngineUnavailable · Draining · QueueFull
     ├── EngineFailed ─ WorkerLost
     ├── EngineRefused
     └── ConfigError
@@ -136,13 +136,33 @@ class IdempotencyMismatch(ChatError):
     status = 409
 
 
-class TooManyReplies(ChatError):
+class NothingLeft(ChatError):
+    """The user has all they may have; ``allowance``, a ``limits.Allowance``, is how much that is."""
+
+    code = "rate_limited"
+    title = "You have all that you may have for now"
+    status = 429
+    retryable = True
+
+    def __init__(
+        self, detail: str, *, retry_after: float | None = None, allowance: object = None, **extra: Any
+    ) -> None:
+        super().__init__(detail, retry_after=retry_after, **extra)
+        self.allowance = allowance
+
+
+class TooManyReplies(NothingLeft):
     """The user has as many open replies as allowed; ``extra['open']`` lists their response ids."""
 
     code = "too_many_replies"
     title = "Too many replies are open"
-    status = 429
-    retryable = True
+
+
+class QuotaExceeded(NothingLeft):
+    """The user's budget does not cover this request now; ``extra`` has the numbers, in units of service."""
+
+    code = "quota_exceeded"
+    title = "Your budget is used up for now"
 
 
 class Unavailable(ChatError):
@@ -193,6 +213,16 @@ class Draining(Unavailable):
 
     code = "draining"
     title = "This server is shutting down"
+
+
+class QueueFull(Unavailable):
+    """As many replies of this tier wait as may."""
+
+    code = "queue_full"
+    title = "Too many people are waiting"
+
+    def __init__(self, detail: str, *, retry_after: float | None = 10.0, **extra: Any) -> None:
+        super().__init__(detail, retry_after=retry_after, **extra)
 
 
 class EngineFailed(ChatError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -16,6 +17,18 @@ class TierName(StrEnum):
     FREE = "free"
 
 
+class ServiceCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token costs, in units of service: one unit is a prompt token that has to be computed.
+
+    The ratios are those of the time that tokens take on a GPU in a full batch: a cached one is only looked up, and one
+    of output takes a step of its own (Sheng et al., OSDI 2024, weigh output twice; 3 counts its read of the KV cache).
+    """
+
+    prompt: float = 1.0
+    cached: float = 0.1
+    output: float = 3.0
+
+
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Weight and limits of a class of users."""
 
@@ -26,6 +39,13 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Replies of one user that may be queued or streaming at the same time."""
     abandon_after_s: Annotated[float, msgspec.Meta(ge=0)] = 0
     """A reply that nobody has read for so many seconds is stopped; 0: never. ``background: true`` exempts a message."""
+    budget: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)] = 0
+    """Service that one user may use within ``budget_window_s``; 0: any amount. A prompt token costs 1, one that is
+    served from the cache 0.1, a token of a reply 3."""
+    budget_window_s: Annotated[float, msgspec.Meta(ge=300, le=2_678_400)] = 10_800
+    """What was used counts for so many seconds, in steps of five minutes; then it is free again."""
+    max_queued: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    """Replies of this tier that may wait at the same time, those of all users together; more are refused."""
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -33,6 +53,20 @@ class Principal(msgspec.Struct, frozen=True):
 
     user_id: str
     tier: TierName
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may have at once and in time, and how much of it is taken."""
+
+    open_limit: int
+    open_used: int
+    """Replies that are queued or streaming."""
+    budget: float
+    """Units of service; 0: no limit."""
+    used: float = 0
+    """Within the window, what open replies are expected to cost included."""
+    refills_at: datetime | None = None
+    """When the oldest part of it is free again; None when nothing of it is due yet."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import Parameter
 
+from chatsvc.api.ratelimit import ratelimit_headers
 from chatsvc.api.schemas import (
     Accepted,
     ConversationOut,
@@ -24,6 +25,7 @@ from chatsvc.api.schemas import (
 )
 from chatsvc.api.stream_token import StreamTokens
 from chatsvc.api.strict_json import StrictJson
+from chatsvc.clock import Clock
 from chatsvc.conversation import Message, Role
 from chatsvc.errors import CannotContinue, NotFound, StoreUnavailable
 from chatsvc.ids import is_plausible, new_conversation_id
@@ -129,7 +131,8 @@ class ConversationController(Controller):
         principal: Principal,
         scheduler: Scheduler,
         tokens: StreamTokens,
-    ) -> Accepted:
+        clock: Clock,
+    ) -> Response[Accepted]:
         """Store a user message and start its reply.
 
         An edit is a message with the same ``parent_id`` as the one it replaces.
@@ -144,7 +147,7 @@ class ConversationController(Controller):
             background=data.background,
         )
         conversation_id = plausible(conversation_id, "conversation")
-        return await _answer(await scheduler.submit(principal, conversation_id, new), scheduler, tokens)
+        return await _answer(await scheduler.submit(principal, conversation_id, new), scheduler, tokens, clock)
 
 
 class MessageController(Controller):
@@ -164,7 +167,8 @@ class MessageController(Controller):
         store: Store,
         scheduler: Scheduler,
         tokens: StreamTokens,
-    ) -> Accepted:
+        clock: Clock,
+    ) -> Response[Accepted]:
         """Write another reply beside the ones there are.
 
         Given a reply's id, the message it answers is answered again; with ``continue`` the new reply begins with the
@@ -180,7 +184,7 @@ class MessageController(Controller):
             background=data.background,
             continues=_to_continue(message) if data.continue_ else None,
         )
-        return await _answer(await scheduler.answer_again(principal, target, new), scheduler, tokens)
+        return await _answer(await scheduler.answer_again(principal, target, new), scheduler, tokens, clock)
 
 
 def _to_continue(message: Message) -> Message:
@@ -189,9 +193,11 @@ def _to_continue(message: Message) -> Message:
     return message
 
 
-async def _answer(submitted: Submitted, scheduler: Scheduler, tokens: StreamTokens) -> Accepted:
+async def _answer(submitted: Submitted, scheduler: Scheduler, tokens: StreamTokens, clock: Clock) -> Response[Accepted]:
     try:
         position = await scheduler.position(submitted.run)
     except StoreUnavailable:
         position = None  # the run is committed; where it stands is told by its stream
-    return accepted(submitted.run, position, tokens.url)
+    return Response(
+        accepted(submitted.run, position, tokens.url), headers=ratelimit_headers(submitted.allowance, clock.now())
+    )

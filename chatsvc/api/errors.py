@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,7 +18,9 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from chatsvc.errors import ChatError
+from chatsvc.api.ratelimit import ratelimit_headers
+from chatsvc.errors import ChatError, NothingLeft
+from chatsvc.limits import Allowance
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +59,8 @@ def problem(error: ChatError) -> dict[str, Any]:
 def problem_headers(error: ChatError) -> dict[str, str]:
     """``retry-after`` in whole seconds (RFC 9110 §10.2.3), rounded up."""
     headers = {"cache-control": "no-store"}
+    if isinstance(error, NothingLeft) and isinstance(error.allowance, Allowance):
+        headers |= ratelimit_headers(error.allowance, datetime.now(UTC))
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     return headers

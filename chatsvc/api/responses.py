@@ -16,6 +16,7 @@ from chatsvc.api.schemas import (
     StopOut,
     UsageOut,
     UserOut,
+    budget_out,
     response_out,
 )
 from chatsvc.api.stream_token import StreamTokens
@@ -58,15 +59,17 @@ class MeController(Controller):
     async def me(self, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
         """The caller, their tier, what they used in the last day, and what they may still start."""
         since = clock.now() - USAGE_PERIOD
-        usage = await store.users.usage(principal.user_id, since)
+        usage = await store.allowances.usage(principal.user_id, since)
         open_ids = [run.id for run in await store.runs.open_runs(principal.user_id)]
-        limit = config.tiers[principal.tier].max_open_replies
+        allowance = await store.allowances.allowance(principal.user_id, config.tiers[principal.tier])
+        limit = allowance.open_limit
         return MeOut(
             user=UserOut(principal.user_id),
             tier=principal.tier.value,
             usage=UsageOut(since, usage.prompt_tokens, usage.cached_tokens, usage.output_tokens),
             quota=QuotaOut(
                 OpenReplies(limit, len(open_ids), max(0, limit - len(open_ids)), open_ids),
-                refills_at=None,
+                budget_out(allowance),
+                refills_at=allowance.refills_at,
             ),
         )

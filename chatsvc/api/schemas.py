@@ -5,6 +5,7 @@ Unknown fields are refused everywhere: a misspelt field that is silently ignored
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
@@ -15,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from chatsvc.conversation import Conversation, Message
 from chatsvc.errors import kind_of
 from chatsvc.events import Queued
-from chatsvc.limits import Usage
+from chatsvc.limits import Allowance, Usage
 from chatsvc.run import Run, RunStatus
 
 T = TypeVar("T")
@@ -197,11 +198,22 @@ class OpenReplies(msgspec.Struct, frozen=True):
     response_ids: list[str]
 
 
+class BudgetOut(msgspec.Struct, frozen=True):
+    """Units of service within the window of the caller's tier; open replies count with their expected cost."""
+
+    limit: float
+    used: float
+    left: float
+
+
 class QuotaOut(msgspec.Struct, frozen=True):
-    """What is left. A place is free again when one of the open replies ends, so there is no time of refill."""
+    """What is left. A place is free again when one of the open replies ends; the budget bit by bit."""
 
     open_replies: OpenReplies
+    budget: BudgetOut | None
+    """None: no limit."""
     refills_at: datetime | None
+    """When the oldest part of the budget's use is free again."""
 
 
 class UsageOut(msgspec.Struct, frozen=True):
@@ -220,6 +232,13 @@ class MeOut(msgspec.Struct, frozen=True):
     tier: str
     usage: UsageOut
     quota: QuotaOut
+
+
+def budget_out(allowance: Allowance) -> BudgetOut | None:
+    """The budget for the wire, in whole units."""
+    if not allowance.budget:
+        return None
+    return BudgetOut(allowance.budget, math.ceil(allowance.used), max(0, math.floor(allowance.budget - allowance.used)))
 
 
 def message_out(message: Message, stream_url: StreamUrl) -> MessageOut:

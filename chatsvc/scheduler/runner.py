@@ -114,6 +114,9 @@ class Runner:
         if active.why is Interrupt.GONE or active.why is Interrupt.LOST or reply.fenced:
             reply.discard()
             _log.info("run given up", why="fenced" if active.why is None else active.why.value)
+            if active.why is Interrupt.GONE:
+                # Its rows are gone, and what it used was used all the same.
+                await _patiently(lambda: self._store.allowances.bill(run.user_id, progress.usage))
         else:
             await self._end(active, reply, progress)
 

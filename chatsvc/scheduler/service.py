@@ -16,7 +16,7 @@ from chatsvc.config import Config
 from chatsvc.errors import Draining, LogUnavailable, StoreUnavailable
 from chatsvc.events import Queued
 from chatsvc.inference.base import Engine, EngineHealth
-from chatsvc.limits import Principal
+from chatsvc.limits import Principal, ServiceCost
 from chatsvc.run import Run, RunStatus
 from chatsvc.scheduler.abandon import Abandonment
 from chatsvc.scheduler.active import Interrupt
@@ -111,6 +111,7 @@ class Scheduler:
             # A reply that nobody could watch is not begun; those that run go on without Redis.
             check_log=log.ping,
             dispatcher=self.dispatcher,
+            cost=ServiceCost(),
         )
 
     # For the API --------------------------------------------------------------------------------------------------
@@ -232,6 +233,7 @@ class Scheduler:
         while True:
             try:
                 await self._forget_logs(await self._store.conversations.sweep_temporary(TEMPORARY_KEPT))
+                await self._store.allowances.forget()
             except StoreUnavailable as error:
                 _log.warning("temporary conversations not cleared yet", reason=error.detail)
             await asyncio.sleep(CLEAR_EVERY_S)

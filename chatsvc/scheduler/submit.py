@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
-from chatsvc.conversation import Branch, Message
+from chatsvc.conversation import Message
 from chatsvc.errors import (
     CannotContinue,
     ConversationBusy,
@@ -28,9 +28,10 @@ from chatsvc.errors import (
 from chatsvc.events import clean_text
 from chatsvc.ids import new_message_id, new_response_id
 from chatsvc.inference.base import Engine
-from chatsvc.limits import Principal, Tier, TierName
-from chatsvc.prompt import Prompt
+from chatsvc.limits import Principal, ServiceCost, Tier, TierName
+from chatsvc.prompt import ChatMessage, Prompt
 from chatsvc.run import RunStatus
+from chatsvc.scheduler.admission import CHARS_PER_TOKEN, EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
 from chatsvc.store import Regeneration, Store, Submission, Submitted
 
@@ -84,7 +85,9 @@ class Submitter:
         is_ready: Callable[[str], bool],
         check_log: Callable[[], Awaitable[None]],
         dispatcher: Dispatcher,
+        cost: ServiceCost,
     ) -> None:
+        self._cost = cost
         self._check_log = check_log
         self._dispatcher = dispatcher
         self._store = store
@@ -100,7 +103,7 @@ class Submitter:
         """Store a user message and queue its reply.
 
         Raises ``InvalidInput`` and its kinds, ``NotFound``, ``IdempotencyMismatch``, ``ConversationBusy``,
-        ``TooManyReplies``, ``Unavailable`` and its kinds.
+        ``TooManyReplies``, ``QuotaExceeded``, ``Unavailable`` and its kinds.
         """
         request_hash = _hash("message", conversation_id, new)
 
@@ -125,7 +128,9 @@ class Submitter:
         if new.parent_id not in {None, msgspec.UNSET} and not ground.branch:
             raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
         model = self._checked_model(new.model or conversation.model)
-        prompt = await self._fitting_prompt(model, conversation.system_prompt, ground.branch, content, new.max_tokens)
+        prompt, charge = await self._fitting_prompt(
+            model, assemble(conversation.system_prompt, ground.branch, content), new.max_tokens
+        )
         response_id = new_response_id(self._region)
         with self._dispatcher.place(response_id, model) as place:
             submitted = await self._store.runs.submit(
@@ -141,7 +146,8 @@ class Submitter:
                     max_tokens=new.max_tokens,
                     temperature=new.temperature,
                     background=new.background,
-                    max_open=self._tiers[principal.tier].max_open_replies,
+                    tier=self._tiers[principal.tier],
+                    charge=charge,
                     user_message_id=new_message_id(),
                     message_id=new_message_id(),
                     response_id=response_id,
@@ -166,7 +172,7 @@ class Submitter:
         model = self._checked_model(new.model or conversation.model)
         if new.continues is not None:
             branch = (*branch, _continuable(new.continues))
-        prompt = await self._fitting_prompt(model, conversation.system_prompt, branch, None, new.max_tokens)
+        prompt, charge = await self._fitting_prompt(model, assemble(conversation.system_prompt, branch), new.max_tokens)
         response_id = new_response_id(self._region)
         with self._dispatcher.place(response_id, model) as place:
             submitted = await self._store.runs.regenerate(
@@ -179,7 +185,8 @@ class Submitter:
                     max_tokens=new.max_tokens,
                     temperature=new.temperature,
                     background=new.background,
-                    max_open=self._tiers[principal.tier].max_open_replies,
+                    tier=self._tiers[principal.tier],
+                    charge=charge,
                     message_id=new_message_id(),
                     response_id=response_id,
                     continues_message_id=new.continues.id if new.continues else None,
@@ -226,15 +233,21 @@ class Submitter:
         return model
 
     async def _fitting_prompt(
-        self, model: str, system_prompt: str | None, branch: Branch, content: str | None, max_tokens: int | None
-    ) -> Prompt | None:
-        """The prompt, if it fits by the model's own count; None where the model is not. Raises ``MessageTooLong``."""
+        self, model: str, messages: Sequence[ChatMessage], max_tokens: int | None
+    ) -> tuple[Prompt | None, float]:
+        """The prompt, if it fits by the model's own count, and what the reply is expected to cost.
+
+        No prompt where the model is not: there the size is a guess, and the worker's count decides. Raises
+        ``MessageTooLong``.
+        """
         engine = self._engines.get(model)
         if engine is None:
-            return None
-        prompt = await engine.render(assemble(system_prompt, branch, content))
-        reply_limit(prompt_tokens=prompt.tokens, window=engine.limits.window, requested=max_tokens)
-        return prompt
+            guess = sum(len(message.content) for message in messages) // CHARS_PER_TOKEN
+            limit = EXPECTED_OUTPUT if max_tokens is None else max_tokens
+            return None, expected_cost(self._cost, prompt_tokens=guess, reply_limit=limit)
+        prompt = await engine.render(messages)
+        limit = reply_limit(prompt_tokens=prompt.tokens, window=engine.limits.window, requested=max_tokens)
+        return prompt, expected_cost(self._cost, prompt_tokens=prompt.tokens, reply_limit=limit)
 
     async def _tokens(self, model: str, content: str) -> int | None:
         """The message's tokens, without template."""

@@ -3,7 +3,8 @@
     pool.py           connections, limits, errors     schema.py    the migrations
     records.py        what goes in and out            submit.py    starting a run: every check, then every row
     conversations.py  trees and lists                 runs.py      a run's life; its SQL in run_statements.py
-    workers.py        leases                          signals.py   news between processes
+    allowances.py     what users have left            workers.py   leases
+    signals.py        news between processes
 
 Nobody else in chatsvc writes SQL.
 """
@@ -14,6 +15,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from chatsvc.limits import ServiceCost
+from chatsvc.store.allowances import Allowances
 from chatsvc.store.conversations import Conversations
 from chatsvc.store.pool import Database
 from chatsvc.store.records import (
@@ -55,11 +58,12 @@ __all__ = [
 class Store:
     """One part for each kind of thing; all but the leases share the connections of ``database``."""
 
-    def __init__(self, database: Database, leases: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, leases: Database, signals: Signals, cost: ServiceCost) -> None:
         self._database = database
         self.users = Users(database)
+        self.allowances = Allowances(database, cost)
         self.conversations = Conversations(database)
-        self.runs = Runs(database)
+        self.runs = Runs(database, cost)
         self.workers = Workers(leases)
         self.secrets = Secrets(database)
         self.signals = signals
@@ -84,7 +88,7 @@ async def open_store(url: str, *, pool_size: int, timeout_s: float, wait_s: floa
     leases = Database(url, size=1, timeout_s=min(timeout_s, LEASE_TIMEOUT_S))
     try:
         await database.wait(wait_s)
-        yield Store(database, leases, Signals(url, timeout_s=timeout_s))
+        yield Store(database, leases, Signals(url, timeout_s=timeout_s), ServiceCost())
     finally:
         await leases.close()
         await database.close()

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from chatsvc.conversation import Branch, Conversation, Message
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
-from chatsvc.limits import Principal, Usage
+from chatsvc.limits import Allowance, Principal, Tier, Usage
 from chatsvc.run import Run
 
 T = TypeVar("T")
@@ -54,8 +54,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     request_hash: bytes
     """Tells whether a ``client_msg_id`` came again with the same request."""
     model: str
-    max_open: int
-    """Replies that the user may have queued or streaming, this one included."""
+    tier: Tier
+    """What the user may have."""
+    charge: float
+    """Units of service that the run is expected to cost."""
     user_message_id: str
     message_id: str
     response_id: str
@@ -78,7 +80,8 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     client_msg_id: str
     request_hash: bytes
     model: str
-    max_open: int
+    tier: Tier
+    charge: float
     message_id: str
     response_id: str
     max_tokens: int | None = None
@@ -95,6 +98,8 @@ class Submitted(msgspec.Struct, frozen=True):
 
     run: Run
     created: bool
+    allowance: Allowance | None = None
+    """The user's, with this run in it; None when the run came before."""
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The SQL of ``runs.py`` and ``workers.py``. Each constant is one statement and one transaction.
 
 Those that move a run read alike: the first part finds and changes the run, and what follows depends on its rows, so
-that it is done for the winner of a race only. Locks are had in the order run, message, conversation.
+that it is done for the winner of a race only. Locks are had in the order run, message, conversation, usage.
 """
 
 from __future__ import annotations
@@ -90,6 +90,16 @@ _ENDED: Final = """
     ), conversation AS (
         UPDATE conversations SET updated_at = greatest(updated_at, ended.ended_at)
         FROM ended WHERE conversations.id = ended.conversation_id
+    ), ledger AS (
+        INSERT INTO usage AS u (user_id, at, replies, prompt_tokens, cached_tokens, output_tokens, units)
+        SELECT user_id, date_bin('5 minutes', ended_at, 'epoch'), 1, prompt_tokens, cached_tokens, output_tokens,
+            %(cost_prompt)s * greatest(prompt_tokens - cached_tokens, 0) + %(cost_cached)s * cached_tokens
+                + %(cost_output)s * output_tokens
+        FROM ended
+        ON CONFLICT (user_id, at) DO UPDATE SET replies = u.replies + 1,
+            prompt_tokens = u.prompt_tokens + excluded.prompt_tokens,
+            cached_tokens = u.cached_tokens + excluded.cached_tokens,
+            output_tokens = u.output_tokens + excluded.output_tokens, units = u.units + excluded.units
     )
 """
 _END: Final = """

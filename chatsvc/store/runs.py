@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from chatsvc.errors import NotFound
 from chatsvc.events import clean_text
+from chatsvc.limits import ServiceCost
 from chatsvc.run import Checkpoint, Outcome, Run
 from chatsvc.store import run_statements as sql
 from chatsvc.store import submit
@@ -35,15 +37,16 @@ _NO_RESPONSE: Final = "There is no such response."
 class Runs:
     """See the module's docstring."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, cost: ServiceCost) -> None:
         self._db = database
+        self._cost = {f"cost_{name}": value for name, value in msgspec.structs.asdict(cost).items()}
 
     async def submit(self, submission: Submission) -> Submitted:
         """Write a user message, its answer (empty, queued) and the run, and make the answer the head.
 
         The same ``client_msg_id`` again gives the run that it made, ``created`` False (L8). Raises, with nothing
         written: ``IdempotencyMismatch``; ``NotFound`` for the conversation; ``UnknownParent``; ``ConversationBusy``
-        with ``response_id`` and ``stop_requested``; ``TooManyReplies`` with ``open``.
+        with ``response_id`` and ``stop_requested``; ``TooManyReplies`` with ``open``; ``QuotaExceeded``; ``QueueFull``.
         """
         return await submit.submit(self._db, submission)
 
@@ -164,12 +167,12 @@ class Runs:
         Saying the same end again gives True again, so a caller that lost the answer may ask anew: only the holder of an
         attempt can have ended the run in it, since everybody else raises ``attempt`` in doing so.
         """
-        rows = await self._db.query(sql.FINISH, _end(run_id, outcome) | {"attempt": attempt})
+        rows = await self._db.query(sql.FINISH, _end(run_id, outcome) | self._cost | {"attempt": attempt})
         return bool(rows[0]["won"])
 
     async def finish_queued(self, run_id: str, outcome: Outcome) -> Run | None:
         """End a run that is still waiting; ``attempt`` one higher. None: it was not, and nothing was changed."""
-        rows = await self._db.query(sql.FINISH_QUEUED, _end(run_id, outcome))
+        rows = await self._db.query(sql.FINISH_QUEUED, _end(run_id, outcome) | self._cost)
         return run_of(rows[0]) if rows else None
 
     async def requeue(self, run_id: str, attempt: int, last_seq: int = 0) -> bool:

@@ -1,6 +1,6 @@
 """Starting a run: one transaction, in which everything is checked before anything is written (L8).
 
-    lock the user ─▶ came before? ─▶ whose conversation ─▶ parent ─▶ branch busy? ─▶ too many open? ─▶ rows
+    lock the user ─▶ came before? ─▶ whose conversation ─▶ parent ─▶ branch busy? ─▶ allowed to? ─▶ rows
 
 The user's row is the lock: of many racing requests of one user the first one writes, and the others see what it wrote.
 
@@ -20,11 +20,12 @@ from chatsvc.errors import (
     IdempotencyMismatch,
     NotFound,
     StoreUnavailable,
-    TooManyReplies,
     UnknownParent,
 )
 from chatsvc.events import clean_text
+from chatsvc.limits import Tier
 from chatsvc.run import RunStatus
+from chatsvc.store.allowances import MAY, STANDING, allowance_of, refuse, tier_params
 from chatsvc.store.pool import Connection, Database, Row, fetch
 from chatsvc.store.records import Regeneration, Submission, Submitted, run_of, statement
 from chatsvc.store.users import TOUCH
@@ -44,13 +45,13 @@ _PARENT: Final = """
 _ASKED: Final = """
     SELECT conversation_id, role, created_at FROM messages WHERE id = %(user_message_id)s AND user_id = %(user_id)s
 """
-_OPEN: Final = """
-    SELECT id FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming') ORDER BY created_at, id
-"""
 # The checks are the WHERE of ``moment``, on which all that is written depends. Times are read after the locks were had,
 # and are never before the parent's: a child is younger than its parent. With an ``owner`` the run is born claimed.
-_WRITE: Final = statement("""
-    WITH conversation AS MATERIALIZED (
+_WRITE: Final = statement(
+    "WITH",
+    STANDING,
+    """
+    , conversation AS MATERIALIZED (
         SELECT id FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
     ), parent AS (
         SELECT m.created_at FROM messages m
@@ -60,12 +61,12 @@ _WRITE: Final = statement("""
         SELECT greatest(clock_timestamp(),
             (SELECT created_at FROM parent) + interval '1 microsecond',
             %(after)s::timestamptz + interval '1 microsecond') AS at
-        FROM conversation
+        FROM conversation, standing
         WHERE (%(parent_id)s::text IS NULL OR EXISTS (SELECT 1 FROM parent))
             AND NOT EXISTS (SELECT 1 FROM runs WHERE user_id = %(user_id)s AND client_msg_id = %(client_msg_id)s)
-            AND %(max_open)s > (
-                SELECT count(*) FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming')
-            )
+            AND""",
+    MAY,
+    """
     ), asked AS (
         INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, tokens, created_at)
         SELECT %(user_message_id)s, %(user_id)s, %(conversation_id)s, %(parent_id)s, 'user', %(content)s, 'complete',
@@ -84,18 +85,19 @@ _WRITE: Final = statement("""
         FROM moment WHERE id = %(conversation_id)s
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
-            continues_message_id, model, tier, status, attempt, owner, max_tokens, temperature, background, created_at,
-            started_at)
+            continues_message_id, model, tier, status, attempt, owner, max_tokens, temperature, background, charged,
+            created_at, started_at)
         SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
             %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, %(status)s,
-            %(attempt)s, %(owner)s, %(max_tokens)s, %(temperature)s, %(background)s, at,
+            %(attempt)s, %(owner)s, %(max_tokens)s, %(temperature)s, %(background)s, %(charge)s, at,
             CASE WHEN %(owner)s::text IS NOT NULL THEN at END
         FROM moment RETURNING {run:r}
     )
-    SELECT run.*, CASE run.status WHEN 'queued' THEN pg_notify('chatsvc',
+    SELECT run.*, standing.*, CASE run.status WHEN 'queued' THEN pg_notify('chatsvc',
         json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model)::text)::text END
-    FROM run
-""")
+    FROM run, standing
+    """,
+)
 _RACED: Final = 3
 """Times that a write is tried when it finds something wrong, and who looks for it then does not."""
 
@@ -114,13 +116,13 @@ async def submit(database: Database, submission: Submission) -> Submitted:
     for _ in range(_RACED):
         _, written = await database.batch((TOUCH, params), (_WRITE, params))
         if written:
-            return Submitted(run_of(written[0]), created=True)
-        if came_before := await database.transaction(lambda connection: _refuse(connection, params)):
+            return _submitted(written[0], submission)
+        if came_before := await database.transaction(lambda connection: _refuse(connection, params, submission.tier)):
             return came_before
     raise StoreUnavailable("The conversation is changing too fast. Try again.")
 
 
-async def _refuse(connection: Connection, params: dict[str, Any]) -> Submitted | None:
+async def _refuse(connection: Connection, params: dict[str, Any], tier: Tier) -> Submitted | None:
     """Say why nothing was written. None: by now there is no reason any more."""
     if came_before := known(await fetch(connection, KNOWN, params), params["request_hash"]):
         return came_before
@@ -128,7 +130,7 @@ async def _refuse(connection: Connection, params: dict[str, Any]) -> Submitted |
         raise NotFound("There is no such conversation.")
     if params["parent_id"] is not None:
         await _refuse_parent(connection, params)
-    await _refuse_too_many(connection, params)
+    await refuse(connection, params, tier)
     return None
 
 
@@ -152,9 +154,14 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
     params["conversation_id"] = asked[0]["conversation_id"]
     if not await fetch(connection, _LOCK_CONVERSATION, params):
         raise NotFound("There is no such message.")
-    await _refuse_too_many(connection, params)
+    await refuse(connection, params, regeneration.tier)
     written = await fetch(connection, _WRITE, params | {"after": asked[0]["created_at"]})
-    return Submitted(run_of(written[0]), created=True)
+    return _submitted(written[0], regeneration)
+
+
+def _submitted(row: Row, request: Submission | Regeneration) -> Submitted:
+    allowance = allowance_of(row, request.tier, charge=request.charge, opened=1)
+    return Submitted(run_of(row), created=True, allowance=allowance)
 
 
 def known(rows: list[Row], request_hash: bytes) -> Submitted | None:
@@ -181,26 +188,18 @@ async def _refuse_parent(connection: Connection, params: dict[str, Any]) -> None
         )
 
 
-async def _refuse_too_many(connection: Connection, params: dict[str, Any]) -> None:
-    rows = await fetch(connection, _OPEN, params)
-    if len(rows) >= params["max_open"]:
-        raise TooManyReplies(
-            f"{len(rows)} replies are open, and {params['max_open']} are allowed. Wait for one, or stop one.",
-            open=[row["id"] for row in rows],
-        )
-
-
 def _params(request: Submission | Regeneration) -> dict[str, Any]:
     """What both kinds have in common."""
     return {
         **msgspec.structs.asdict(request.principal),
+        **tier_params(request.tier),
+        "charge": request.charge,
         "client_msg_id": clean_text(request.client_msg_id),
         "request_hash": request.request_hash,
         "model": clean_text(request.model),
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "background": request.background,
-        "max_open": request.max_open,
         "user_message_id": request.user_message_id,
         "message_id": request.message_id,
         "response_id": request.response_id,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Final
 
 import msgspec
 
-from chatsvc.limits import Principal, Usage
+from chatsvc.limits import Principal
 from chatsvc.store.pool import Database
 
 TOUCH: Final = """
@@ -19,12 +18,6 @@ _SEEN: Final = """
     INSERT INTO users (id, tier) VALUES (%(user_id)s, %(tier)s)
     ON CONFLICT (id) DO UPDATE SET tier = excluded.tier, seen_at = now()
 """
-_USED: Final = """
-    SELECT coalesce(sum(prompt_tokens), 0)::bigint AS prompt_tokens,
-        coalesce(sum(cached_tokens), 0)::bigint AS cached_tokens,
-        coalesce(sum(output_tokens), 0)::bigint AS output_tokens
-    FROM runs WHERE user_id = %(user_id)s AND created_at >= %(since)s
-"""
 
 
 class Users:
@@ -32,11 +25,6 @@ class Users:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-
-    async def usage(self, user_id: str, since: datetime) -> Usage:
-        """Tokens of the user's runs that were made since then, whatever their end."""
-        rows = await self._db.query(_USED, {"user_id": user_id, "since": since})
-        return Usage(**rows[0])
 
     async def touch(self, principal: Principal) -> None:
         """Note that the user was here, and in which tier."""

@@ -1,13 +1,21 @@
 """Arranges a store through its own door: who asks, what is asked, and replies in each state."""
 
+import msgspec
+
 from chatsvc import ids
-from chatsvc.limits import Principal, TierName, Usage
+from chatsvc.limits import Principal, Tier, TierName, Usage
 from chatsvc.run import Checkpoint, Outcome, RunStatus
 from chatsvc.store import NewConversation, Regeneration, Submission
 
 ALICE = Principal("alice", TierName.PLUS)
 BOB = Principal("bob", TierName.FREE)
 WORKER = "worker-1"
+MANY = Tier(name=TierName.FREE, weight=1, max_open_replies=1_000)
+
+
+def at_most(open_replies):
+    """A tier with so many open replies."""
+    return msgspec.structs.replace(MANY, max_open_replies=open_replies)
 
 
 def complete(text="All of it.", last_seq=9):
@@ -41,7 +49,8 @@ def submission(conversation, parent_id=None, **changes):
         "client_msg_id": ids.uuid7_hex(),
         "request_hash": b"hash",
         "model": "small",
-        "max_open": 1_000,
+        "tier": MANY,
+        "charge": 100.0,
         "user_message_id": ids.new_message_id(),
         "message_id": ids.new_message_id(),
         "response_id": ids.new_response_id("local"),
@@ -56,7 +65,8 @@ def regeneration(user_message_id, **changes):
         "client_msg_id": ids.uuid7_hex(),
         "request_hash": b"hash",
         "model": "small",
-        "max_open": 1_000,
+        "tier": MANY,
+        "charge": 100.0,
         "message_id": ids.new_message_id(),
         "response_id": ids.new_response_id("local"),
     }

@@ -1,11 +1,12 @@
 """What is asked often is served by an index: no plan reads a whole table of a hundred thousand rows."""
 
 import json
+from datetime import timedelta
 
 import psycopg
 import pytest
 
-from chatsvc.store import conversations, submit, users
+from chatsvc.store import allowances, conversations, submit
 from chatsvc.store import run_statements as sql
 
 FILL = """
@@ -24,12 +25,15 @@ INSERT INTO runs (id, user_id, conversation_id, user_message_id, message_id, cli
         ELSE 'complete' END, 'worker-' || n % 7, now() + n * interval '1 s',
         CASE WHEN n % 1000 > 1 THEN now() END
     FROM generate_series(1, 100000) n;
+INSERT INTO usage SELECT 'user-' || n % 200 + 1, now() - n / 200 * interval '5 min', 1, 1, 1, 1, 1
+    FROM generate_series(1, 100000) n;
 INSERT INTO workers SELECT 'worker-' || n, '{}', 1, now(), now() + interval '1 h' FROM generate_series(0, 6) n;
 """
 # Values that occur, by the names that the statements use.
 PARAMS = {
     "user_id": "user-7", "id": "resp_77", "limit": 30, "at": "2026-01-01T00:00:00Z", "after": "conv_9",
-    "leaf": "msg_99999", "at_head": False,
+    "tier": "free", "window": timedelta(hours=3), "max_queued": 100, "cost_prompt": 1, "cost_cached": 0.1,
+    "cost_output": 3, "leaf": "msg_99999", "at_head": False,
     "ids": ["resp_1000", "resp_2000"], "owner": "worker-1", "attempt": 0, "client_msg_id": "c-7", "model": "small",
     "since": "2026-01-01T00:00:00Z", "older_than": "1 hour", "last_seq": 1, "text": "t", "status": "complete",
     "finish_reason": "stop", "error_code": None, "error_message": None, "prompt_tokens": 1, "cached_tokens": 0,
@@ -48,8 +52,10 @@ STATEMENTS = {
     "sweep": conversations._SWEEP,
     "known": submit.KNOWN,
     "parent": submit._PARENT,
-    "open": submit._OPEN,
-    "usage": users._USED,
+    "open": allowances._OPEN,
+    "standing": allowances._STANDING,
+    "steps": allowances._STEPS,
+    "usage": allowances._USED,
     "run": sql.GET,
     "run, whosoever": sql.FIND,
     "reply": sql.REPLY,

@@ -11,6 +11,7 @@ from store_world import (
     BOB,
     WORKER,
     World,
+    at_most,
     checkpoint,
     complete,
     failed,
@@ -83,7 +84,7 @@ async def test_fifty_racing_first_submissions_of_different_users_all_succeed(sto
         principal = Principal(f"user-{number % 10}", TierName.FREE)
         world = World(store)
         conversation = await world.conversation(principal)
-        return await store.runs.submit(submission(conversation, principal=principal, max_open=50))
+        return await store.runs.submit(submission(conversation, principal=principal, tier=at_most(50)))
 
     answers = await asyncio.gather(*(first(number) for number in range(50)))
     assert all(answer.created for answer in answers)
@@ -102,7 +103,7 @@ async def test_a_replay_comes_before_every_other_refusal(world, store):
     """The conversation is busy and the user has no reply left, and all the same the first answer is repeated."""
     run = await world.queued(client_msg_id="one", request_hash=b"body")
     conversation = await store.conversations.get("alice", run.conversation_id)
-    same = submission(conversation, run.message_id, client_msg_id="one", request_hash=b"body", max_open=1)
+    same = submission(conversation, run.message_id, client_msg_id="one", request_hash=b"body", tier=at_most(1))
     assert await store.runs.submit(same) == Submitted(run, created=False)
 
 
@@ -174,17 +175,17 @@ async def test_more_open_replies_than_allowed_are_refused_with_their_ids(world, 
     await world.queued(await world.conversation(BOB), principal=BOB)
     conversation = await world.conversation()
     with pytest.raises(TooManyReplies) as caught:
-        await store.runs.submit(submission(conversation, max_open=3))
+        await store.runs.submit(submission(conversation, tier=at_most(3)))
     assert caught.value.extra["open"] == [run.id for run in there]
     assert (await store.conversations.tree("alice", conversation.id))[1] == ()
     await store.runs.finish(there[1].id, 1, complete())
-    assert (await store.runs.submit(submission(conversation, max_open=3))).created
+    assert (await store.runs.submit(submission(conversation, tier=at_most(3)))).created
 
 
 async def test_racing_submissions_never_open_more_replies_than_allowed(world, store, replica):
     conversation = await world.conversation()
     answers = await asyncio.gather(
-        *(each.runs.submit(submission(conversation, max_open=3)) for _ in range(10) for each in (store, replica)),
+        *(each.runs.submit(submission(conversation, tier=at_most(3))) for _ in range(10) for each in (store, replica)),
         return_exceptions=True,
     )
     assert sum(isinstance(answer, Submitted) for answer in answers) == 3
@@ -243,7 +244,7 @@ async def test_only_a_users_message_can_be_answered_again(world, store):
 async def test_a_regeneration_counts_as_an_open_reply(world, store):
     run = await world.streaming()
     with pytest.raises(TooManyReplies):
-        await store.runs.regenerate(regeneration(run.user_message_id, max_open=1))
+        await store.runs.regenerate(regeneration(run.user_message_id, tier=at_most(1)))
 
 
 async def test_waiting_runs_come_oldest_first_with_their_place_among_those_of_their_model(world, store):
@@ -447,19 +448,6 @@ async def test_the_next_attempt_of_a_run_goes_on_after_what_its_log_has(world, s
     assert await store.runs.requeue(run.id, run.attempt, 2)
     assert (await store.runs.get("alice", run.id)).last_seq == 2
     assert (await store.runs.request_stop("alice", run.id)).last_seq == 3
-
-
-async def test_a_users_usage_counts_every_run_however_it_ended(world, store):
-    start = (await world.conversation()).created_at
-    await world.complete()
-    run = await world.streaming()
-    await store.runs.finish(run.id, run.attempt, failed())
-    await world.complete(await world.conversation(BOB), principal=BOB)
-    half = await world.streaming()
-    await store.runs.checkpoint([checkpoint(half, "so far")])
-    assert await store.users.usage("alice", start) == Usage(prompt_tokens=20, cached_tokens=16, output_tokens=6)
-    assert await store.users.usage("alice", half.created_at) == Usage(output_tokens=2)
-    assert await store.users.usage("nobody", start) == Usage()
 
 
 async def test_a_user_who_was_seen_can_own_things(store):

@@ -22,6 +22,8 @@ const ADVICE: Record<string, Advice> = {
     const count = open === null ? "As many replies as allowed" : open === 1 ? "One reply" : `${open} replies`;
     return `${count} of yours ${open === 1 ? "is" : "are"} still running. Wait for one to end or stop one, then send again.`;
   },
+  quota_exceeded: (error) => `Your budget is used up for now. ${error.message} ${kept}`,
+  queue_full: (error) => `Too many people are waiting just now. Try again ${inSeconds(error)}. ${kept}`,
   conversation_busy: () => `A reply is still running here. Send again when it has ended, or stop it first. ${kept}`,
   payload_too_large: () => "This message is too large to send. Shorten it, please.",
   not_found: () => "This conversation does not exist any more.",
