@@ -209,6 +209,36 @@ def core_process() -> psutil.Process:
 
 
 @marked
+async def test_a_second_engines_start_erases_none_of_this_ones_numbers(vllm_engine: Engine):
+    """vLLM's stock logger takes the collectors of all engines in the process away. Ours count apart from them."""
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+    unregister_vllm_metrics()  # what a second engine begins with
+    running = await readers(vllm_engine, 3)
+    assert vllm_engine.load().running == 3
+    assert (vllm_engine.load().kv_used or 0) > 0
+    for reader in running:
+        reader.task.cancel()
+    await Talk(vllm_engine).settled()
+    assert vllm_engine.load().running == 0
+
+
+@marked
+async def test_no_default_of_the_library_decides_lengths_batches_or_blocks(vllm_engine: Engine):
+    """In-process, vLLM's are 16 tokens a reply, 128 sequences, 2,048 tokens a step and, on a CPU, blocks of 128."""
+    config = vllm_engine._core.vllm_config
+    assert config.scheduler_config.max_num_seqs == 16  # as the URL says
+    assert config.scheduler_config.max_num_batched_tokens not in {2048, None}
+    assert config.scheduler_config.policy == "priority"
+    assert config.cache_config.block_size != 128
+    from chatsvc.inference import vllm_core
+
+    assert vllm_core.sampling_params(Sampling(max_tokens=1000), 1000).max_tokens == 1000
+    chunks = await Talk(vllm_engine).ask(STORY, max_tokens=40)
+    assert sum(chunk.output_tokens for chunk in chunks) > 16
+
+
+@marked
 async def test_a_hung_core_turns_the_engine_unready_fails_its_replies_and_may_come_back(vllm_engine: Engine):
     running = await readers(vllm_engine, 4)
     core = core_process()

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from itertools import pairwise
 
 import pytest
 
@@ -100,6 +101,27 @@ async def test_it_tries_again_until_it_starts_and_says_so_meanwhile(workshop, en
     await replaced(workshop, engine)
     assert len(workshop.made) == 5
     assert engine.restarts == 1
+
+
+async def test_it_waits_longer_after_each_start_that_fails(workshop):
+    engine = SupervisedEngine(workshop.make, model="m", look_every_s=0.01, waits_s=(0.05, 0.1, 0.2))
+    await engine.start(lambda line: None)
+    watching = asyncio.create_task(engine.run())
+    loop, tries, make = asyncio.get_running_loop(), [], workshop.make
+
+    def make_noted():
+        tries.append(loop.time())
+        return make()
+
+    engine._make = make_noted
+    workshop.failing_starts = 4
+    workshop.made[0].broken = "out of luck"
+    await replaced(workshop, engine)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await engine.aclose()
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert [wait >= least for wait, least in zip(waits, (0.05, 0.1, 0.2, 0.2), strict=True)] == [True] * 4
 
 
 async def test_one_bad_look_is_not_enough(workshop, engine):
