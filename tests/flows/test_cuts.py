@@ -59,6 +59,7 @@ async def test_20_cuts_within_one_reply_lose_and_repeat_nothing(api):
     for _ in range(20):
         last = len(rendered.events)
         await read(api.client, api.stream_url(reply), rendered, cut=lambda seen, last=last: len(seen.events) > last)
+        assert rendered.end is None, "the reply was over before it was cut 20 times"
     await read(api.client, api.stream_url(reply), rendered)
     assert rendered.text == (await api.message_of(reply))["content"]
 

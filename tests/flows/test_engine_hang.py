@@ -12,7 +12,7 @@ SHOWN = 5
 @pytest.fixture(scope="module")
 def server(start_server):
     # At the pace of a word each 50 ms; every reply hangs its engine after five.
-    return start_server(f"scripted:?tokens_per_s=20&tokens=40&fault=hang@{SHOWN}")
+    return start_server(f"scripted:?tokens_per_s=20&tokens=40&fault=hang@{SHOWN}", CHATSVC_SERVER_GRACE_S="1")
 
 
 async def ready(api):

@@ -130,6 +130,28 @@ async def test_after_a_stop_the_engines_running_count_is_back_to_zero_within_a_s
             await asyncio.sleep(0.01)
 
 
+async def test_a_continued_reply_stopped_while_still_queued_shows_the_text_it_keeps(user, crowd):
+    apis = user()
+    api = apis[0]
+    broken = await at_stage("decoding", api)
+    await stop(api, broken)
+    kept = (await is_stopped(api, broken)).text
+    body = {"client_msg_id": "go-on", "continue": True, "model": "crowded"}
+    answer = await api.call("POST", f"/v1/messages/{broken['message_id']}/responses", json=body)
+    assert (answer.status_code, answer.json()["status"]) == (202, "queued"), answer.text
+    reply = {**answer.json(), "conversation_id": broken["conversation_id"]}
+    waiting = asyncio.create_task(read_to_the_end(api.client, apis[1].stream_url(reply)))
+    await stop(apis[2], reply)
+    late = await is_stopped(api, reply)
+    for rendered in (await waiting, late):
+        # The first may have come when the log was not there yet: the store tells the same then.
+        assert rendered.text == kept == (await api.message_of(reply))["content"] != ""
+        assert rendered.end.data["finish_reason"] == "stopped"
+    assert [event.name for event in late.events] == ["delta", "done"]
+    end = await api.client.get(api.stream_url(reply), headers={"last-event-id": str(late.last_id)})
+    assert end.status_code == 204
+
+
 @pytest.mark.parametrize("stage", STAGES)
 async def test_send_0_ms_after_stop_is_taken_and_answered(user, crowd, stage):
     for stopping, sending in itertools.product(range(3), range(2)):
