@@ -107,6 +107,7 @@ async def test_readers_of_a_process_that_goes_down_leave_one_after_another_betwe
         )
     )
     await there.call("POST", f"/v1/responses/{reply['response_id']}/stop")
+    assert (await read(many, there.stream_url(reply))).end.data["finish_reason"] == "stopped"
     stored = await there.message_of(reply)
     assert all(stored["content"].startswith(watcher.rendered.text) for watcher in watchers)
 
