@@ -241,13 +241,14 @@ class Stream:
         elif not self.pipe.closed:
             self.pipe.write(frame)
 
-    async def run(self, response_id: str, cursor: int) -> None:
+    async def run(self, response_id: str, cursor: int, *, ended: bool = False) -> None:
         """Answer with every event after ``cursor``. Returns at the end of the reply, or of the connection."""
         self.response_id = response_id
         await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         early, self._early = self._early or [], None
         await self._carry(
-            retry_line() + b"".join(early), lambda: self._streams.resumer.follow(response_id, cursor, self.pipe)
+            retry_line() + b"".join(early),
+            lambda: self._streams.resumer.follow(response_id, cursor, self.pipe, ended=ended),
         )
 
     async def relay(self, feed: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -93,7 +93,7 @@ class ResponseStream:
             return
         stream = self._streams.open(scope, receive, send)
         if run.status is not RunStatus.QUEUED:
-            await stream.run(response_id, cursor)
+            await stream.run(response_id, cursor, ended=run.status.ended)
             return
 
         def tell(queued: Queued) -> None:

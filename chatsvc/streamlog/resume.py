@@ -86,14 +86,15 @@ class Resumer:
         self._tick_s = tick_s
         self._following: set[_Following] = set()
 
-    async def follow(self, response_id: str, cursor: int, reader: Reader) -> None:
+    async def follow(self, response_id: str, cursor: int, reader: Reader, *, ended: bool = False) -> None:
         """Hand the reader every event after ``cursor`` (0: from the start), to the end.
 
+        ``ended``: the store says so. Then an empty log is one that is gone, and nothing will come of waiting for it.
         Returns after the terminal event, when the reader has closed or was cut, and when the reply was deleted.
         """
         with self._hub.subscribe(response_id, cursor, reader) as subscription:
             reader.on_close(subscription.nudge)
-            following = _Following(subscription, reader, self._source)
+            following = _Following(subscription, reader, self._source, ended=ended)
             self._following.add(following)
             try:
                 await following.to_the_end()
@@ -127,9 +128,11 @@ class Resumer:
 class _Following:
     """One reader on its way through the states."""
 
-    __slots__ = ("over", "reader", "source", "subscription")
+    __slots__ = ("ended", "over", "reader", "source", "subscription")
 
-    def __init__(self, subscription: Subscription, reader: Reader, source: ReplySource) -> None:
+    def __init__(self, subscription: Subscription, reader: Reader, source: ReplySource, *, ended: bool) -> None:
+        self.ended = ended
+        """The run had ended when the reader came. Its log may lack the last events for a moment more."""
         self.subscription = subscription
         self.reader = reader
         self.source = source
@@ -153,7 +156,8 @@ async def _replay(one: _Following) -> _State | None:
         level = await one.subscription.replay()
     except LogUnavailable:
         return _ended_elsewhere if one.over else _away
-    if one.over and level is not Level.ENDED:
+    gone = one.ended and level is Level.LIVE and not one.subscription.cursor
+    if gone or (one.over and level is not Level.ENDED):
         return _ended_elsewhere
     return _AFTER_REPLAY[level]
 

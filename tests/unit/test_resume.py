@@ -41,9 +41,9 @@ class World:
         self.shelf.running(A)
         self.followers = []
 
-    def follow(self, cursor=0, client=None, response_id=A):
+    def follow(self, cursor=0, client=None, response_id=A, *, ended=False):
         client = client or Client()
-        client.following = asyncio.ensure_future(self.resumer.follow(response_id, cursor, client))
+        client.following = asyncio.ensure_future(self.resumer.follow(response_id, cursor, client, ended=ended))
         self.followers.append(client.following)
         return client
 
@@ -339,6 +339,25 @@ async def test_an_expired_log_is_served_from_the_store_for_every_cursor(world):
         await soon(client.following)
         assert [name for _, name, _ in client.events] == names
         assert client.ids == [4, 5][2 - len(names) :]
+
+
+async def test_whoever_asks_for_an_ended_reply_whose_log_is_gone_does_not_wait(world):
+    world.log.lose_everything()
+    world.shelf.ended(A, whole(4), 5)
+    client = world.follow(ended=True)
+    await soon(client.following)
+    assert [name for _, name, _ in client.events] == ["snapshot", "done"]
+
+
+async def test_a_log_that_lacks_its_end_for_a_moment_is_waited_for_though_the_run_has_ended(world):
+    await world.write(1, 2, 3)
+    world.shelf.ended(A, whole(4), 5)
+    client = world.follow(ended=True)
+    await client.until(lambda client: client.ids == [1, 2, 3])
+    await world.write(4)
+    await world.end(5)
+    await soon(client.following)
+    assert client.ids == [1, 2, 3, 4, 5]
 
 
 async def test_a_run_that_failed_before_it_began_is_one_error(world):
