@@ -165,6 +165,17 @@ class Servers:
         except psycopg.Error:
             return None
 
+    def errors(self) -> dict[str, str]:
+        """What the replicas logged as errors: the first line of each kind. A cut or an outage is none."""
+        found: dict[str, str] = {}
+        for replica in self.replicas:
+            for line in replica.server.log().splitlines():
+                if '"level": "error"' in line:
+                    found.setdefault(json.loads(line)["message"], f"replica {replica.number}: {line[:2000]}")
+                elif line and not line.startswith("{"):
+                    found.setdefault("not JSON", f"replica {replica.number}: {line[:2000]}")
+        return found
+
     @property
     def cuts(self) -> dict[str, int]:
         """Client connections broken by the proxies, by kind."""

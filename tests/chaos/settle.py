@@ -19,7 +19,7 @@ from chaos.sayings import say_all
 from chaos.servers import Servers
 
 SETTLE_S = 60.0
-AT_ONCE = 8
+AT_ONCE = 24
 
 # What no row may be like, whatever happened to it.
 INVARIANTS = {

@@ -68,6 +68,7 @@ async def run(options: Options, directory: Path) -> Result:
             await asyncio.gather(watching, return_exceptions=True)
         wall_s = now() - began
         cuts = servers.cuts
+    history.surprises += [f"logged as an error: {line}" for line in servers.errors().values()]
     violations = [*check(history), *late_news(history)]
     told = {
         "seed": options.seed,
