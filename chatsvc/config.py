@@ -114,7 +114,7 @@ class DatabaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Cluster through some of its nodes; ``rediss+sentinel://`` and ``rediss+cluster://`` are the same with TLS.
     """
     pool_size: Count = 10
-    """Most pooled connections to Postgres of one process."""
+    """Most pooled connections to Postgres of one process. Two more are for its lease and for notifications."""
     timeout_s: Seconds = 5.0
     """A command on Postgres or Redis that takes longer, in seconds, is given up."""
 

@@ -11,6 +11,7 @@ Nobody else in chatsvc writes SQL.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -73,6 +74,7 @@ class Store:
         await self._database.ping()
 
 
+WARM_CONNECTIONS: Final = 4
 LEASE_TIMEOUT_S: Final = 2.0
 """A heartbeat that got no answer for so long is better sent again, over another connection."""
 
@@ -88,6 +90,7 @@ async def open_store(url: str, *, pool_size: int, timeout_s: float, wait_s: floa
     leases = Database(url, size=1, timeout_s=min(timeout_s, LEASE_TIMEOUT_S))
     try:
         await database.wait(wait_s)
+        await asyncio.gather(database.warm(WARM_CONNECTIONS), leases.warm(1))
         yield Store(database, leases, Signals(url, timeout_s=timeout_s), ServiceCost())
     finally:
         await leases.close()

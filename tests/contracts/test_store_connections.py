@@ -234,6 +234,13 @@ async def test_a_burst_takes_connections_that_come_back_before_new_ones_are_made
         assert (await database.query("SELECT pg_backend_pid() AS pid"))[0]["pid"] == one
 
 
+async def test_connections_made_beforehand_are_those_that_are_used(database):
+    await database.warm(9)
+    assert database.open == 4
+    await asyncio.gather(*(database.query("SELECT pg_sleep(0.01)") for _ in range(20)))
+    assert database.open == 4
+
+
 async def test_who_is_cancelled_while_waiting_for_a_connection_leaves_it_to_others(database):
     chance = random.Random(3)
     for _ in range(50):
