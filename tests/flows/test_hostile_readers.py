@@ -4,6 +4,10 @@ Over the real server and real sockets. Where the clock matters the heartbeat is 
 """
 
 import asyncio
+import functools
+import re
+import resource
+import subprocess
 import time
 
 import pytest
@@ -178,3 +182,36 @@ async def test_fifty_readers_at_fifty_places_of_one_reply_see_the_same_events(st
     assert [event.id for event in whole] == list(range(1, len(whole) + 1))
     for cursor, rendered in enumerate(others):
         assert [event for event in rendered.events if event.id is not None] == whole[cursor:]
+
+
+async def test_a_server_with_few_file_descriptors_says_so_and_goes_on_serving(start_server, client, monkeypatch):
+    """Streams are put off first, so that everything else still finds a connection; then connections are refused."""
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", functools.partial(subprocess.Popen, preexec_fn=few))
+        server = start_server("scripted:?first_token_ms=600000&tokens=1", CHATSVC_SERVER_GRACE_S="0")
+    api = Api(client, server.base_url)
+    reply = await api.start()
+    readers = []
+    while not readers or b"event: start" in readers[-1].seen:
+        readers.append(await RawReader.connect(server.port))
+        await readers[-1].ask(reply["stream_url"])
+        while not re.search(rb"event: start\n|\r\n0\r\n\r\n$", readers[-1].seen):
+            assert await readers[-1].read()
+    # A whole, empty stream: an EventSource comes back by itself, here or at another replica.
+    assert readers[-1].status == 200
+    assert re.search(rb"\r\nretry: \d{4}\n\r\n0\r\n\r\n$", readers[-1].seen)
+    assert 200 < len(readers) < 600 - 250
+    assert (await api.state(reply))["status"] == "streaming"
+
+    idle = [await RawReader.connect(server.port) for _ in range(100)]
+    assert await idle[-1].read() == b""
+    assert "out of file descriptors" in server.log()
+    assert (await api.state(reply))["status"] == "streaming"
+    for reader in (*readers, *idle):
+        reader.close()
+    await settled(client, server, lambda now: now["chatsvc_streams_open"] == 0 and now["process_open_fds"] < 200)
+    assert (await client.get(f"{server.base_url}/readyz")).status_code == 200
