@@ -65,13 +65,13 @@ class ServerProcess:
             "HF_HUB_OFFLINE": "1",
         }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHATSVC_")}
-        self._env = {**inherited, **own, **(env or {})}
+        self.environment = {**inherited, **own, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def base_url(self) -> str:
         """Where the service answers, with its base path and without a slash at the end."""
-        base_path = self._env.get("CHATSVC_BASE_PATH", "/").rstrip("/")
+        base_path = self.environment.get("CHATSVC_BASE_PATH", "/").rstrip("/")
         return f"http://127.0.0.1:{self.port}{base_path}"
 
     @property
@@ -89,7 +89,7 @@ class ServerProcess:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "chatsvc"],
-                env=self._env,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
