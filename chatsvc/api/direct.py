@@ -115,9 +115,10 @@ def protocol_of(scope: Mapping[str, Any]) -> StreamingProtocol | None:
 
 
 class Ticking(Protocol):
-    """Whose ticks say when a stream was last written to."""
+    """Whose ticks say when a stream was last written to, and who counts those that were cut."""
 
     tick: int
+    cut: int
 
 
 class DirectPipe:
@@ -145,6 +146,7 @@ class DirectPipe:
 
     def cut(self) -> None:
         """The client does not read what it asked for: drop it, with all that waits for it."""
+        self._ticking.cut += 1
         self._lose()
         self._protocol.drop()
 
@@ -190,7 +192,8 @@ class DirectPipe:
         protocol = self._protocol
         protocol.lost = self._lose
         if protocol.transport.is_closing():
-            self.cut()
+            self._lose()
+            protocol.drop()
         try:
             await following
         finally:

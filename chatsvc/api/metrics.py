@@ -53,7 +53,7 @@ class _PartsCollector(Collector):
         yield GaugeMetricFamily("chatsvc_streams_open", "Readers attached to replies.", hub.subscribers)
         yield GaugeMetricFamily("chatsvc_logs_followed", "Replies followed through the stream log.", hub.followed)
         yield CounterMetricFamily("chatsvc_stream_deliveries", "Events handed to readers.", hub.delivered)
-        yield CounterMetricFamily("chatsvc_streams_cut", "Readers cut for being too slow.", hub.cut)
+        yield CounterMetricFamily("chatsvc_streams_cut", "Readers cut for being too slow.", self._streams.cut)
         yield GaugeMetricFamily(
             "chatsvc_stream_buffered_bytes", "Bytes held back for slow readers.", self._streams.buffered
         )

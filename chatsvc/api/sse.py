@@ -62,6 +62,8 @@ class Streams:
         self._all_buffers_bytes = all_buffers_bytes
         self._most = most
         self.tick = 0
+        self.cut = 0
+        """Clients cut because they were too slow, ever."""
         self.closing = False
         self._heartbeat_s = heartbeat_s
         self._open: dict[Stream, None] = {}
@@ -177,14 +179,17 @@ class _RelayedPipe:
         return self._outbox.held
 
     def cut(self) -> None:
+        self._streams.cut += 1
         self._gone = True
         self._outbox.close()
 
     def write(self, frames: bytes) -> bool:
         self.tick = self._streams.tick
+        if self._outbox.closed:
+            return False
         if self._outbox.write(frames):
             return True
-        self._gone = True
+        self.cut()
         return False
 
     async def carry(self, following: Coroutine[Any, Any, None]) -> bool:

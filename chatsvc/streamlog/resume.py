@@ -146,6 +146,8 @@ class _Following:
             while state is not None and not self.reader.closed:
                 state = await state(self)
         except Overrun:
+            if not self.subscription.cut:
+                return  # it has left by itself
             _logger.info("slow reader cut", run_id=self.subscription.response_id, cursor=self.subscription.cursor)
         except NotFound:
             _logger.info("reply deleted under its reader", run_id=self.subscription.response_id)
