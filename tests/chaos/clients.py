@@ -102,9 +102,9 @@ class User(Caller):
         while not closing.is_set():
             try:
                 await self.turn()
-            except Gone:
+            except* Gone:
                 self._talk = None
-            except TimeoutError:
+            except* TimeoutError:
                 self.history.surprises.append(f"a call of {self.user_id} was not answered for {GIVE_UP_S:g} s")
                 self._talk = None
             await asyncio.sleep(self.draw.uniform(0, 0.3))
