@@ -571,6 +571,20 @@ async def test_redis_sees_three_connections_whatever_happens(redis_url):
     await log.aclose()
 
 
+async def test_a_cluster_sees_three_connections_per_partition_whatever_happens(cluster, cluster_url):
+    log = create_log(cluster_url, timeout_s=5, partitions=4)
+    names = [f"resp_local_{number}" for number in range(100)]
+    before = sum(len(node.admin.client_list()) for node in cluster.masters)
+    for _ in range(3):
+        async with running(log.tail({name: Position(0, 0) for name in names}, 30)):
+            await asyncio.gather(*(log.open(name, 1) for name in names))
+            await log.append([append(name, delta(1)) for name in names])
+            await asyncio.gather(*(log.read(name, 0) for name in names))
+            assert sum(len(node.admin.client_list()) for node in cluster.masters) - before <= 3 * 4
+        await log.delete(names)
+    await log.aclose()
+
+
 async def test_s11_a_note_of_readers_is_seen_by_every_process_and_grows_old(make_log):
     here, there = make_log(), make_log()
     assert await there.unread_s([A, B]) == [None, None]

@@ -5,7 +5,7 @@ import contextlib
 from contextlib import asynccontextmanager
 
 import pytest
-from redis_groups import Cluster, SentinelGroup, until
+from redis_groups import NOT_KEPT, Cluster, Node, SentinelGroup, until
 from streaming import DONE, delta, running, soon
 from streaming import append as appended
 from two_processes import TwoProcesses, said, say
@@ -13,6 +13,8 @@ from two_processes import TwoProcesses, said, say
 from chatsvc.errors import LogUnavailable
 from chatsvc.streamlog.base import AppendResult, Position
 from chatsvc.streamlog.factory import create_log
+from chatsvc.streamlog.redis import PARTITIONS, RedisLog, partition
+from chatsvc.streamlog.redis_wire import Address
 
 A = "resp_local_a"
 FLUSH_S = 40
@@ -171,6 +173,35 @@ async def test_a_master_that_steps_down_alive_is_left(sentinel):
         assert len(sentinel.master.admin.keys("resp:*")) == 1
 
 
+async def test_a_server_that_becomes_a_replica_and_keeps_its_connections_is_left(tmp_path):
+    """As behind a name that is given to another server, by an operator or a cloud."""
+    first, second = nodes = [Node(tmp_path, *NOT_KEPT) for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        for node in nodes:
+            stack.callback(node.kill)
+            node.start()
+        named = first
+
+        async def locate(_):
+            return Address(host="127.0.0.1", port=named.port)
+
+        log = RedisLog(locate, timeout_s=5)
+        await log.open(A, 1)
+        await log.note_read([A])
+        assert await log.append([appended(A, delta(1))]) == [AppendResult.OK]
+        first.admin.execute_command("REPLICAOF", "127.0.0.1", second.port)
+        named = second
+        await log.note_read([A])
+        for reason in ("READONLY", "broke since"):
+            with pytest.raises(LogUnavailable, match=reason):
+                await log.append([appended(A, delta(2))])
+        assert await log.position(A) is None
+        assert await log.append([appended(A, delta(2))]) == [AppendResult.LOST]
+        assert await log.append([appended(A, delta(2), recreate=True)]) == [AppendResult.OK]
+        assert second.admin.exists(f"resp:{tag_of(A)}:{A}", f"read:{tag_of(A)}:{A}") == 2
+        await log.aclose()
+
+
 async def test_a_sentinel_that_is_gone_or_says_nothing_is_passed_over(sentinel):
     sentinel.sentinels[0].kill()
     sentinel.sentinels[1].freeze()
@@ -203,19 +234,23 @@ def cluster_with_replicas(tmp_path):
         yield cluster
 
 
-def ids_by_node(cluster, log, count=60):
+def tag_of(response_id):
+    return f"{{p{partition(response_id, PARTITIONS):02d}}}"
+
+
+def ids_by_node(cluster, count=60):
     """Response ids by the node that serves them."""
     found = {node: [] for node in cluster.masters}
     for number in range(count):
         response_id = f"resp_local_{number}"
-        found[cluster.holder(f"{{{log.shard(response_id)}}}")].append(response_id)
+        found[cluster.holder(tag_of(response_id))].append(response_id)
     assert all(found.values()), "every node has something"
     return found
 
 
 async def hurt_one_node(cluster, two, hurt):
     """Replies on all nodes, one of which is hurt. Returns those of it, with their readers, and the others'."""
-    by_node = ids_by_node(cluster, two.logs[0])
+    by_node = ids_by_node(cluster)
     names = [name for ids in by_node.values() for name in ids[:4]]
     replies = {name: await two.begin(name) for name in names}
     for reply in replies.values():
@@ -304,7 +339,7 @@ async def test_l7_what_the_replica_of_a_node_never_got_is_made_good_by_a_snapsho
     cluster = cluster_with_replicas
     async with two_on(cluster.url) as two:
         reply = await two.begin(A)
-        master = cluster.holder(f"{{{two.logs[0].shard(A)}}}")
+        master = cluster.holder(tag_of(A))
         here, there = two.read(0, A), two.read(1, A)
         await say(reply, 0, 10)
         await to_thread(lambda: until("the replica is in step", lambda: master.replicas_in_step(1)))
@@ -324,14 +359,14 @@ async def test_a_slot_that_moves_to_another_node_takes_its_logs_with_it(cluster)
     """ASK while its keys are being moved one by one, MOVED afterwards; nothing is lost at either."""
     async with two_on(cluster.url) as two:
         log = two.logs[0]
-        names = [f"resp_local_{n}" for n in range(200) if log.shard(f"resp_local_{n}") == log.shard(A)][:6]
+        names = [f"resp_local_{n}" for n in range(200) if tag_of(f"resp_local_{n}") == tag_of(A)][:6]
         replies = [await two.begin(name) for name in names]
         readers = [client for name in names for client in (two.read(0, name), two.read(1, name))]
         for reply in replies:
             await say(reply, 0, 10)
-        move = cluster.moving(f"{{{log.shard(A)}}}")
+        move = cluster.moving(tag_of(A))
         for number in range(3):
-            move.key(f"resp:{{{log.shard(A)}}}:{names[number]}")
+            move.key(f"resp:{tag_of(A)}:{names[number]}")
         for reply in replies:
             await say(reply, 10, 20)
         assert await log.append([appended(names[0] + "x", delta(1))]) == [AppendResult.LOST]

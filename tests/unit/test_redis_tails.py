@@ -1,0 +1,97 @@
+"""S7 over several servers: what is away or quiet holds up nobody; what is heard starts where the caller follows from."""
+
+import asyncio
+
+import pytest
+from streaming import FragileLog, append, delta, soon
+
+from chatsvc.errors import LogUnavailable
+from chatsvc.streamlog.base import Position
+from chatsvc.streamlog.redis_tails import Tails
+
+A, B = "0 a", "1 b"
+START = Position(0, 0)
+
+
+class Part(FragileLog):
+    """A log that counts its tails, and cannot be tailed while it is away."""
+
+    def __init__(self):
+        super().__init__()
+        self.tailed = []
+
+    async def tail(self, following, timeout_s):
+        self.tailed.append(dict(following))
+        self._check()
+        return await super().tail(following, timeout_s)
+
+
+@pytest.fixture
+def parts():
+    return [Part(), Part()]
+
+
+@pytest.fixture
+async def tails(parts):
+    for response_id, part in zip((A, B), parts, strict=True):
+        await part.open(response_id, 1)
+    tails = Tails(parts, lambda response_id: int(response_id[0]))
+    yield tails
+    await tails.aclose()
+
+
+async def say(part, response_id, *seqs):
+    await part.append([append(response_id, *(delta(seq) for seq in seqs))])
+
+
+async def test_a_part_that_is_away_is_not_told_while_another_can_be_heard(tails, parts):
+    parts[1].away = True
+    for seq in range(1, 20):
+        await say(parts[0], A, seq)
+        heard = await soon(tails.hear({A: Position(1, seq - 1), B: START}, 5))
+        assert {key: [entry.seq for entry in entries] for key, entries in heard.items()} == {A: [seq]}
+    parts[1].away = False
+    await say(parts[1], B, 1)
+    heard = await soon(tails.hear({A: Position(1, 19), B: START}, 5))
+    assert [entry.seq for entry in heard[B]] == [1]
+
+
+async def test_when_all_parts_are_away_that_is_said(tails, parts):
+    for part in parts:
+        part.away = True
+    with pytest.raises(LogUnavailable):
+        await soon(tails.hear({A: START, B: START}, 5))
+
+
+async def test_an_away_part_is_tried_ever_less_often(tails, parts):
+    parts[1].away = True
+    assert await tails.hear({A: START, B: START}, 0.9) == {}
+    assert 3 <= len(parts[1].tailed) <= 6
+
+
+async def test_a_quiet_part_is_asked_once_however_much_is_heard_from_another(tails, parts):
+    for seq in range(1, 30):
+        await say(parts[0], A, seq)
+        await soon(tails.hear({A: Position(1, seq - 1), B: START}, 5))
+    assert len(parts[1].tailed) == 1
+    await say(parts[1], B, 1, 2)
+    assert [entry.seq for entry in (await soon(tails.hear({B: START}, 5)))[B]] == [1, 2]
+
+
+async def test_what_was_heard_from_another_place_than_the_caller_follows_from_is_heard_again(tails, parts):
+    assert await tails.hear({A: START}, 0.01) == {}
+    await say(parts[0], A, 1, 2, 3)
+    await asyncio.sleep(0.01)
+    heard = await soon(tails.hear({A: Position(1, 2)}, 5))
+    assert [entry.seq for entry in heard[A]] == [3]
+
+
+async def test_a_log_that_is_followed_from_now_on_is_heard_at_once(tails, parts):
+    other = "0 other"
+    await parts[0].open(other, 1)
+    first = asyncio.create_task(tails.hear({A: START}, 30))
+    await asyncio.sleep(0.01)
+    tails.wake()
+    assert await soon(first) == {}
+    await say(parts[0], other, 1)
+    assert list(await soon(tails.hear({A: START, other: START}, 30))) == [other]
