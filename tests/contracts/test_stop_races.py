@@ -139,6 +139,10 @@ async def test_each_attempt_has_a_request_id_of_its_own_so_that_an_old_abort_can
 
         made.engine.generate = away_at_first
         run = await world.queued()
+        async with asyncio.timeout(10):
+            while len(asked) < 2:
+                made.dispatcher.sweep_soon()
+                await asyncio.sleep(0.05)
         assert await soon(one_end(world, log, run)) is RunStatus.COMPLETE
     assert len(asked) == len(set(asked)) == 2
     assert all(request_id.startswith(run.id) for request_id in asked)
