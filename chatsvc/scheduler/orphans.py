@@ -36,6 +36,8 @@ LOG_PATIENCE_S: Final = 8.0
 MAX_ENTRIES: Final = 1_000_000
 """More than any reply has: the log of an orphan is read whole."""
 LEAP: Final = MAX_ENTRIES
+OPENING_S: Final = 1.0
+"""A log that has something in it was opened this soon after a worker took the run; a loss before that is none of it."""
 UNSERVED: Final = "unserved"
 LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
 
@@ -159,8 +161,9 @@ class Orphans:
         saved = (stored.text_seq, stored.text) if stored.text_seq else (0, "")
         try:
             logged = await self._streamlog.read(run.id, 0, limit=MAX_ENTRIES)
-            # An empty log is that of a run that has not begun, or one that was lost with all it had shown.
-            lost = not logged.entries and await self._may_be_lost(run)
+            # An empty log is that of a run that has not begun, or one that was lost with all it had shown. Of another
+            # the end may be lost: with a server whose replica took over, or that came back with an older copy.
+            lost = await self._may_be_lost(run, OPENING_S if logged.entries else 0.0)
         except LogUnavailable as error:
             waited_s = self._clock.monotonic() - self._first_seen[run.id]
             if saved[1] or waited_s > LOG_PATIENCE_S:
@@ -168,15 +171,16 @@ class Orphans:
                 return _Shown(*saved, certain=False)
             raise _LogAway(error.detail) from error
         shown = text_through(logged.entries) or text_through(logged.entries, seq=saved[0], text=saved[1])
-        if lost or shown is None or shown[0] < saved[0]:
-            _log.warning("orphan's log was lost", run_id=run.id)
-            return _Shown(*saved, certain=False)
-        return _Shown(*shown, certain=True)
+        if shown is None or shown[0] < saved[0]:
+            lost, shown = True, saved
+        if lost:
+            _log.warning("orphan's log was lost, or its end", run_id=run.id)
+        return _Shown(*shown, certain=not lost)
 
-    async def _may_be_lost(self, run: Run) -> bool:
-        """Whether logs were lost since a worker took the run. Raises ``LogUnavailable``."""
+    async def _may_be_lost(self, run: Run, slack_s: float) -> bool:
+        """Whether logs were lost since ``slack_s`` after a worker took the run. Raises ``LogUnavailable``."""
         held_s = (self._clock.now() - (run.started_at or run.created_at)).total_seconds()
-        return await self._streamlog.unbroken_s(run.id) < held_s
+        return await self._streamlog.unbroken_s(run.id) < held_s - slack_s
 
     async def _fail_unserved(self) -> None:
         try:

@@ -43,6 +43,12 @@ class FickleLog(MemoryLog):
         self._logs.clear()
         self._since = self._clock.monotonic()
 
+    def lose_after(self, response_id, seq):
+        """A replica takes over that had got this far."""
+        log = self._logs[response_id]
+        log.entries = [kept for kept in log.entries if kept.seq <= seq]
+        self._since = self._clock.monotonic()
+
     def _here(self):
         if self.away:
             raise LogUnavailable("away")

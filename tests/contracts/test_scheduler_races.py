@@ -7,7 +7,7 @@ from running_scheduler import FickleLog, scheduler
 from store_world import ALICE, World, checkpoint
 from streaming import append, soon
 
-from chatsvc.events import Delta, entry
+from chatsvc.events import Delta, Start, entry
 from chatsvc.run import RunStatus
 from chatsvc.scheduler import orphans as orphans_module
 from chatsvc.streamlog.snapshot import text_through
@@ -139,6 +139,24 @@ async def test_what_was_shown_is_never_sampled_again_though_its_log_was_lost_bef
         assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
         # Whoever has seen event 1 is told of the end by a number that it has not seen.
         assert (await store.runs.get(run.user_id, run.id)).last_seq > 1
+
+
+async def test_what_was_shown_is_never_sampled_again_though_a_replica_took_over_that_never_got_it_l6(
+    store, world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(orphans_module, "OPENING_S", 0.0)
+    log = FickleLog()
+    run = await orphan(world, log)
+    start = Start(response_id=run.id, message_id=run.message_id, model="small", created_at=run.created_at)
+    shown = Delta(text="shown")
+    await log.append([append(run.id, *(entry(e, attempt=run.attempt, seq=n) for n, e in ((1, start), (2, shown))))])
+    log.lose_after(run.id, 1)
+    async with scheduler(store, tmp_path, log, text="fresh") as made:
+        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
+        # Whoever has seen event 2 is told of the end by a number that it has not seen.
+        assert (await store.runs.get(run.user_id, run.id)).last_seq > 3
 
 
 async def test_many_orphans_and_an_absent_log_do_not_hold_up_the_heartbeat(store, world, tmp_path):

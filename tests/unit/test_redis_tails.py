@@ -1,4 +1,4 @@
-"""S7 over several servers: what is away or quiet holds up nobody; what is heard starts where the caller follows from."""
+"""S7 over several servers: what is away or quiet holds up nobody, and nothing is heard twice."""
 
 import asyncio
 
