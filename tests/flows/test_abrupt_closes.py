@@ -93,6 +93,7 @@ async def test_ten_thousand_abrupt_closes_leave_nothing_behind(server, client, r
     print({name: (before[name], after[name]) for name in after if name.startswith("process_") or "tasks" in name})
     assert clients_of_redis() <= before_redis
     assert after["process_resident_memory_bytes"] - before["process_resident_memory_bytes"] < 20 * 2**20
+    assert after["chatsvc_streams_cut_total"] == before["chatsvc_streams_cut_total"]
     assert after["chatsvc_runs_active"] == before["chatsvc_runs_active"]
     assert "Traceback" not in server.log(), server.log()[server.log().index("Traceback") - 500 :][:6000]
     for user, reply in zip(users, replies, strict=True):

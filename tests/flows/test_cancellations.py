@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 
 import pytest
 from api_client import Api
@@ -12,6 +13,7 @@ from reader import read_to_the_end
 USERS = 8
 AT_ONCE_EACH = 4
 REQUESTS = 4_000
+PATIENCE_S = 60.0
 MARK = re.compile(rb"secret(\d\d)")
 EVENT = re.compile(rb"id: (\d+)\nevent: (\w+)\ndata: (.*)\n\n")
 
@@ -33,6 +35,8 @@ class User:
         self.replies = []
         self.events = {}
         """Every event seen of a reply, by its id: it never differs."""
+        self.usual_s = 0.01
+        """How long a request takes that is not a stream."""
         self.given_up = 0
         self.whole = 0
 
@@ -52,12 +56,15 @@ class User:
         reader = await RawReader.connect(self.port)
         kind = self.random.choice((self.stream, self.stream, self.conversation, self.conversations, self.post))
         asking = asyncio.create_task(kind(reader, reply))
-        patience = self.random.choice(
-            (self.random.uniform(0, 0.002), self.random.uniform(0, 0.005), self.random.uniform(0, 0.05), 0.3)
-        )
+        began = time.monotonic()
+        to_the_end = self.random.random() < 0.15
+        # Moments that lie within what a request takes here and now, whatever else this machine does.
+        patience = PATIENCE_S if to_the_end else self.random.uniform(0, 1.5 * self.usual_s)
         done, _ = await asyncio.wait({asking}, timeout=patience)
         self.given_up += not done
         self.whole += bool(done)
+        if done and kind != self.stream:
+            self.usual_s += (time.monotonic() - began - self.usual_s) / 10
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         if self.random.random() < 0.7:
