@@ -15,15 +15,19 @@ from chatsvc.prompt import ChatMessage, Sampling
 T = TypeVar("T")
 
 
-async def load_in_thread(load: Callable[[], T], close: Callable[[T], None]) -> T:
+async def load_in_thread(
+    load: Callable[[], T], close: Callable[[T], None], hurry: Callable[[], None] = lambda: None
+) -> T:
     """What ``load`` returns, loaded in a thread.
 
-    A load cannot be interrupted. When cancelled meanwhile: wait for it, ``close`` what it brought, then go.
+    A thread cannot be interrupted. When cancelled meanwhile: ``hurry`` it to its end if there is a way, wait for it,
+    ``close`` what it brought, then go.
     """
     loading = asyncio.create_task(asyncio.to_thread(_load_for_good, load))
     try:
         return await asyncio.shield(loading)
     except asyncio.CancelledError:
+        hurry()
         await asyncio.wait([loading])
         if not loading.cancelled() and loading.exception() is None:
             await asyncio.to_thread(close, loading.result())

@@ -13,6 +13,7 @@ import asyncio
 import multiprocessing
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,6 +53,7 @@ class VllmEngine(Engine):
         self._pulse: Pulse | None = None
         self._watch: asyncio.Task[None] | None = None
         self._lifeline = Lifeline()
+        self._children: set[BaseProcess] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def start(self, progress: Progress) -> None:
@@ -60,7 +62,7 @@ class VllmEngine(Engine):
         await self._lifeline.start()
         holding = asyncio.create_task(self._hold_children())
         try:
-            await load_in_thread(lambda: self._start_core(source), lambda _: _shut_down(self._core))
+            await load_in_thread(lambda: self._start_core(source), lambda _: _shut_down(self._core), self._end_children)
         except BaseException:
             await self._lifeline.aclose()
             raise
@@ -86,11 +88,19 @@ class VllmEngine(Engine):
 
     async def _hold_children(self) -> None:
         """Note the core's process as soon as it exists: loading takes long, and may be killed on the way too."""
+        others = set(multiprocessing.active_children())
         while True:
             for child in multiprocessing.active_children():
                 if child.pid is not None:
                     self._lifeline.hold(child.pid)
+            self._children = set(multiprocessing.active_children()) - others
             await asyncio.sleep(_WATCH_CHILDREN_EVERY_S)
+
+    def _end_children(self) -> None:
+        """A core that ends while it starts fails the start at once. Asked to end, it would finish starting first."""
+        for child in self._children:
+            if child.pid is not None:
+                self._module.kill_with_workers(child.pid)
 
     def _start_core(self, source: str) -> None:
         try:

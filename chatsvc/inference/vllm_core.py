@@ -26,7 +26,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from chatsvc.inference.vllm_options import VllmOptions
 from chatsvc.prompt import Sampling
 
-__all__ = ["CoreProcesses", "CoreStats", "EngineDeadError", "sampling_params", "start_core"]
+__all__ = ["CoreProcesses", "CoreStats", "EngineDeadError", "kill_with_workers", "sampling_params", "start_core"]
 
 _ON_CPU: Final[dict[str, Any]] = {
     "max_num_seqs": 32,
@@ -120,6 +120,15 @@ def start_core(model: str, options: VllmOptions, stats: CoreStats) -> AsyncLLM:
     args = AsyncEngineArgs(model=model, scheduling_policy="priority", disable_log_stats=True, **{**defaults, **said})
     with _deaf_to_ctrl_c():
         return AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
+
+
+def kill_with_workers(pid: int) -> None:
+    """End a core and its workers at once, if they are there."""
+    with suppress(psutil.NoSuchProcess):
+        core = psutil.Process(pid)
+        for process in [core, *core.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextmanager
