@@ -93,7 +93,8 @@ ANSWERS: Final[dict[str, Any]] = {
         "usage": {"since": _MADE, "prompt_tokens": 1200, "cached_tokens": 800, "output_tokens": 950},
         "quota": {
             "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID]},
-            "refills_at": None,
+            "budget": {"limit": 1_000_000, "used": 4_150, "left": 995_850},
+            "refills_at": _MADE,
         },
     },
     "healthz": {"status": "ok"},
