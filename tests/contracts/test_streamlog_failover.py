@@ -56,18 +56,21 @@ def sentinel(tmp_path):
         yield group
 
 
-async def test_l3_a_master_that_is_killed_costs_a_pause_and_nothing_of_what_its_replica_has(sentinel):
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_l3_a_master_that_is_gone_costs_a_pause_and_nothing_of_what_its_replica_has(sentinel, how):
     async with two_on(sentinel.url) as two:
         reply = await two.begin(A)
         here, there = two.read(0, A), two.read(1, A)
         await say(reply, 0, 20)
         await there.until(lambda client: client.text == said(20))
         await to_thread(lambda: until("the replica is in step", sentinel.in_step))
-        sentinel.master.kill()
+        getattr(sentinel.master, how)()
         for number in range(20, 30):
             reply.delta(f"{number} ")
         assert await reply.flush(FLUSH_S)
         late = two.read(1, A)
+        for client in (here, there, late):
+            await client.until(lambda client: client.text == said(30))
         seq = await two.end(reply)
         await two.all_served()
         same_for_all((here, there, late), said(30))

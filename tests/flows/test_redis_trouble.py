@@ -19,7 +19,7 @@ from chatsvc.streamlog.redis import PARTITIONS, partition
 TALE = "scripted:?tokens_per_s=20&tokens=2000&slots=64"
 """Longer than any test."""
 SHORT = "scripted:?tokens_per_s=20&tokens=160&slots=64"
-QUICK = {"CHATSVC_DATABASE_TIMEOUT_S": "2"}
+QUICK = {"CHATSVC_DATABASE_TIMEOUT_S": "2", "CHATSVC_SERVER_GRACE_S": "1"}
 AWAY_S = float(os.environ.get("CHATSVC_TEST_REDIS_AWAY_S", "5"))
 """How long Redis is away; 60 in a thorough run."""
 MANY = {"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "100"}
@@ -253,15 +253,16 @@ async def test_a_redis_that_takes_a_second_for_everything_slows_nothing_but_the_
         begun = answer.json() | {"conversation_id": running["conversation_id"]}
         for one, rendered in zip((api, elsewhere), seen[2:], strict=True):
             reading.append(asyncio.create_task(read(client, one.stream_url(begun), rendered)))
-        for call in (
-            elsewhere.call("POST", f"/v1/responses/{to_stop['response_id']}/stop"),
-            api.call("GET", f"/v1/conversations/{running['conversation_id']}"),
-            api.call("GET", "/v1/conversations"),
-            api.call("GET", f"/v1/responses/{running['response_id']}"),
+        for one, method, path in (
+            (elsewhere, "POST", f"/v1/responses/{to_stop['response_id']}/stop"),
+            (api, "GET", f"/v1/conversations/{running['conversation_id']}"),
+            (api, "GET", "/v1/conversations"),
+            (api, "GET", f"/v1/responses/{running['response_id']}"),
         ):
-            answer, took_s = await timed(call)
-            assert answer.status_code in {200, 202}
-            assert took_s < 0.9, answer.request.url
+            # What waits for Redis takes a second every time; a busy machine does not.
+            tries = [await timed(one.call(method, path)) for _ in range(3)]
+            assert {answer.status_code for answer, _ in tries} <= {200, 202}
+            assert min(took_s for _, took_s in tries) < 0.9, path
         await ended(api, to_stop, "stopped", 10)
         async with asyncio.timeout(60):
             await asyncio.gather(*reading)
