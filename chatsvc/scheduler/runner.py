@@ -29,6 +29,7 @@ from chatsvc.run import Outcome, Run, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.ending import terminal_event_for
+from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter, ReplyWriter
@@ -72,6 +73,7 @@ class Runner:
         writer: LogWriter,
         engines: Mapping[str, Engine],
         checkpoints: Checkpointer,
+        forgetter: LogForgetter,
         clock: Clock,
         log_ttl_s: float,
     ) -> None:
@@ -79,6 +81,7 @@ class Runner:
         self._writer = writer
         self._engines = engines
         self._checkpoints = checkpoints
+        self._forgetter = forgetter
         self._clock = clock
         self._log_ttl_s = log_ttl_s
         self.ended: Counter[tuple[str, str]] = Counter()
@@ -115,6 +118,8 @@ class Runner:
             reply.discard()
             _log.info("run given up", why="fenced" if active.why is None else active.why.value)
             if active.why is Interrupt.GONE:
+                # Opening the log may have made it anew after the delete.
+                await self._forgetter.forget([run.id])
                 # Its rows are gone, and what it used was used all the same.
                 await _patiently(lambda: self._store.allowances.bill(run.user_id, progress.usage))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -13,7 +13,7 @@ import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.config import Config
-from chatsvc.errors import Draining, LogUnavailable, StoreUnavailable
+from chatsvc.errors import Draining, StoreUnavailable
 from chatsvc.events import Queued
 from chatsvc.inference.base import Engine, EngineHealth
 from chatsvc.limits import Principal, ServiceCost
@@ -23,6 +23,7 @@ from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.dispatch import Dispatcher
 from chatsvc.scheduler.ending import announce
+from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.lease import LeaseKeeper
 from chatsvc.scheduler.orphans import Orphans
 from chatsvc.scheduler.positions import Positions, Teller, Watch
@@ -57,7 +58,6 @@ class Scheduler:
         clock: Clock,
     ) -> None:
         self._store = store
-        self._streamlog = log
         self._writer = writer
         self.engines = engines
         self._health: dict[str, EngineHealth] = {}
@@ -69,12 +69,14 @@ class Scheduler:
         }
         throughput = Throughput(clock, slots)
         self.positions = Positions(store, throughput)
+        self._forgetter = LogForgetter(log)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
         self._runner = Runner(
             store=store,
             writer=writer,
             engines=engines,
             checkpoints=self._checkpoints,
+            forgetter=self._forgetter,
             clock=clock,
             log_ttl_s=self._log_ttl_s,
         )
@@ -145,7 +147,7 @@ class Scheduler:
         deleted = await self._store.conversations.delete(user_id, conversation_id)
         for response_id in deleted.running:
             self.dispatcher.interrupt(response_id, Interrupt.GONE)
-        await self._forget_logs(deleted.response_ids)
+        await self._forgetter.forget(deleted.response_ids)
 
     def check_model(self, model: str | msgspec.UnsetType | None) -> None:
         """Raises ``UnknownModel`` when a model is named that is not served here."""
@@ -211,13 +213,6 @@ class Scheduler:
         health = self._health.get(model)
         return health is None or health.ready
 
-    async def _forget_logs(self, response_ids: Sequence[str]) -> None:
-        try:
-            await self._streamlog.delete(response_ids)
-        except LogUnavailable as error:
-            # The logs' own time to live removes them; no route leads to them any more.
-            _log.warning("logs of a deleted conversation will expire", count=len(response_ids), reason=error.detail)
-
     def _heard(self, signal: Signal) -> None:
         if signal.kind == "queued" and signal.model is not None:
             self.dispatcher.offer(signal.response_id, signal.model)
@@ -232,7 +227,7 @@ class Scheduler:
     async def _clear_temporary(self) -> None:
         while True:
             try:
-                await self._forget_logs(await self._store.conversations.sweep_temporary(TEMPORARY_KEPT))
+                await self._forgetter.forget(await self._store.conversations.sweep_temporary(TEMPORARY_KEPT))
                 await self._store.allowances.forget()
             except StoreUnavailable as error:
                 _log.warning("temporary conversations not cleared yet", reason=error.detail)
@@ -256,6 +251,7 @@ class Scheduler:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.positions.run(), name="positions")
+            tasks.create_task(self._forgetter.run(), name="logs to forget")
             # Also without engines: somebody has to judge the dead when the last worker dies.
             tasks.create_task(self._lease.run(), name="lease")
             if not self.engines:

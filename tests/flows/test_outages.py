@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+import redis
 from api_client import Api
 from log_server import LogServer
 from reader import Rendered, read, read_to_the_end
@@ -84,6 +85,21 @@ async def test_while_redis_is_away_a_message_is_refused_and_stop_still_stops(slo
     async with asyncio.timeout(5):
         while (await api.send(conversation_id)).status_code != 202:
             await asyncio.sleep(0.1)
+
+
+async def test_of_a_conversation_deleted_while_redis_is_away_nothing_remains_in_redis_either(start_server, client):
+    with short_directory() as directory, LogServer(directory, "--save", "", "--appendonly", "yes") as log_server:
+        server = start_server("scripted:?tokens_per_s=20&tokens=200", CHATSVC_REDIS_URL=log_server.url)
+        api = Api(client, server.base_url)
+        reply = await api.start()
+        await read(client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 10)
+        log_server.kill()
+        assert (await api.call("DELETE", f"/v1/conversations/{reply['conversation_id']}")).status_code == 204
+        log_server.start()
+        with redis.Redis.from_url(log_server.url) as looking:
+            async with asyncio.timeout(20):
+                while list(looking.scan_iter("resp:*")):
+                    await asyncio.sleep(0.1)
 
 
 @pytest.mark.slow
