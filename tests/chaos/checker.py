@@ -20,6 +20,7 @@ CHECKPOINT_S = 10 + 3
 """A checkpoint is written every ten seconds, looked for every second, and takes its time."""
 TOKEN_CHARS = 12
 STOP_S = 5.0
+CALL_S = 6.0
 LEAP = 1_000_000
 
 
@@ -235,12 +236,21 @@ def stop_means_stop(history: History, reply: Reply) -> Iterator[tuple[str, str]]
 def nothing_of_it_remains(history: History, reply: Reply) -> Iterator[tuple[str, str]]:
     """Of a deleted conversation."""
     evidence = history.evidence
-    if reply.conversation_id not in history.deleted_conversations:
+    answered = history.deleted_conversations.get(reply.conversation_id)
+    if answered is None:
         return
     if reply.response_id in evidence.runs or reply.conversation_id in evidence.conversations:
         yield "deleted", "its rows are still there"
-    if reply.response_id in evidence.logs:
+    if reply.response_id in evidence.logs and not _died_with_redis_away(history, answered):
         yield "deleted", f"its log is still there: {len(evidence.logs[reply.response_id])} entries"
+
+
+def _died_with_redis_away(history: History, answered: float) -> bool:
+    """The process that was to remove the logs may have died before Redis was back: they expire by themselves."""
+    for redis in history.troubles:
+        if redis.name.startswith("redis") and redis.at <= answered and redis.until >= answered - CALL_S:
+            return history.overlaps(answered - CALL_S, redis.until + 3, *CRASHES)
+    return False
 
 
 # The log -------------------------------------------------------------------------------------------------------------

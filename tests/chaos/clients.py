@@ -60,6 +60,7 @@ class Caller:
         self.history = history
         self.http = http
         self.draw = draw
+        self.why = ""
         self.user_id = f"user-{uuid.UUID(int=draw.getrandbits(128)).hex}"
         self.headers = {"x-forwarded-user": self.user_id, "x-forwarded-tier": draw.choice(TIERS)}
 
@@ -68,16 +69,19 @@ class Caller:
         return f"http://127.0.0.1:{self.draw.choice(self.servers.replicas).proxy.port}"
 
     async def once(self, method: str, path: str, body: Any = None) -> httpx.Response | None:
-        """One try; None when it failed for a passing reason."""
+        """One try; None when it failed for a passing reason, which ``why`` then names."""
         try:
             answer = await self.http.request(method, self.address() + path, json=body, headers=self.headers)
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            self.why = type(error).__name__
             return None
         if answer.is_success or answer.status_code == httpx.codes.NOT_FOUND:
             return answer
         problem = answer.json() if "json" in answer.headers.get("content-type", "") else {}
         if problem.get("retryable") and problem.get("code") in PASSING:
+            self.why = problem["code"]
             return None
+        self.why = str(answer.status_code)
         self.history.surprises.append(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
         return None
 
@@ -85,7 +89,8 @@ class Caller:
         """Until there is an answer. Raises ``TimeoutError``."""
         async with asyncio.timeout(GIVE_UP_S):
             while (answer := await self.once(method, path, body)) is None:
-                self.history.post_retries += count
+                if count:
+                    self.history.post_retries[self.why] += 1
                 await asyncio.sleep(self.draw.uniform(0.05, 0.6))
         return answer
 
@@ -240,4 +245,4 @@ class User(Caller):
             if other.conversation_id == talk.id:
                 other.deleted = True
         await self.call("DELETE", f"/v1/conversations/{talk.id}")
-        self.history.deleted_conversations.add(talk.id)
+        self.history.deleted_conversations[talk.id] = now()

@@ -102,7 +102,7 @@ def figures(history: History, violations: list[Violation]) -> dict[str, Any]:
         "snapshots": sum(event.name == "snapshot" for reading in readings for event in reading.events),
         "stops": sum(len(reply.stops) for reply in history.replies.values()),
         "faults": dict(Counter(trouble.name for trouble in history.troubles).most_common()),
-        "post_retries": history.post_retries,
+        "post_retries": {"total": history.post_retries.total(), **dict(history.post_retries.most_common())},
         "post_duplicates": history.post_duplicates,
         **{kind: kinds.pop(kind, 0) for kind in ZERO_KINDS},
         "other_violations": dict(kinds),

@@ -5,6 +5,7 @@ Times are seconds of one monotonic clock, that of the suite.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,10 +151,11 @@ class History:
     surprises: list[str] = field(default_factory=list)
     """What clients and the warden met and nothing of this kind may meet."""
     evidence: Evidence = field(default_factory=Evidence)
-    deleted_conversations: set[str] = field(default_factory=set)
-    """Those whose DELETE was answered."""
+    deleted_conversations: dict[str, float] = field(default_factory=dict)
+    """When the DELETE was answered."""
     replicas: int = 3
-    post_retries: int = 0
+    post_retries: Counter[str] = field(default_factory=Counter)
+    """By what the try had come to."""
     post_duplicates: int = 0
     settled_after_s: float = 0.0
 

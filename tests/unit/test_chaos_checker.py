@@ -234,7 +234,7 @@ def test_a_reply_that_runs_on_after_its_stop_is_found():
 def test_what_remains_of_a_deleted_conversation_is_found():
     made = history()
     made.replies[ID].deleted = True
-    made.deleted_conversations.add("conv_1")
+    made.deleted_conversations["conv_1"] = 5.0
     assert [violation.kind for violation in check(made)] == ["deleted", "deleted"]
     del made.evidence.runs[ID], made.evidence.logs[ID]
     assert check(made) == []
