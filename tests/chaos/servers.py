@@ -98,14 +98,17 @@ class Replica:
 
     async def start(self) -> None:
         """Start until it is ready: one that finds no Postgres ends, and is started again as a supervisor would."""
+        told = len(self.server.log())
         while not self.up:
             try:
                 await asyncio.to_thread(self.server.start, 120)
                 self.up = True
             except ServerFailed:
                 await asyncio.sleep(0.5)
-        ready = next(line for line in reversed(self.server.log().splitlines()) if '"message": "ready"' in line)
-        self.worker_id = json.loads(ready)["worker"]
+        # It answers a moment before it says under which name it works.
+        while not (ready := [line for line in self.server.log()[told:].splitlines() if '"message": "ready"' in line]):
+            await asyncio.sleep(0.05)
+        self.worker_id = json.loads(ready[-1])["worker"]
 
     async def kill(self) -> None:
         """SIGKILL."""
