@@ -38,7 +38,7 @@ SUBJECTS = (
 
 
 class Gone(Exception):
-    """The user has deleted the conversation meanwhile."""
+    """Nothing more is to be had of this conversation: its user has deleted it, or a call was refused for good."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Caller:
         return f"http://127.0.0.1:{self.draw.choice(self.servers.replicas).proxy.port}"
 
     async def once(self, method: str, path: str, body: Any = None) -> httpx.Response | None:
-        """One try; None when it failed for a passing reason, which ``why`` then names."""
+        """One try; None when it failed for a passing reason, which ``why`` then names. Raises ``Gone``."""
         try:
             answer = await self.http.request(method, self.address() + path, json=body, headers=self.headers)
         except httpx.TransportError as error:
@@ -81,9 +81,8 @@ class Caller:
         if problem.get("retryable") and problem.get("code") in PASSING:
             self.why = problem["code"]
             return None
-        self.why = str(answer.status_code)
         self.history.surprises.append(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
-        return None
+        raise Gone
 
     async def call(self, method: str, path: str, body: Any = None, *, count: bool = False) -> httpx.Response:
         """Until there is an answer. Raises ``TimeoutError``."""
