@@ -98,7 +98,11 @@ def start_core(model: str, options: VllmOptions, stats: CoreStats) -> AsyncLLM:
     """Start the engine core in processes of its own and wait until it is ready: half a minute, or more."""
 
     class Recorder(StatLoggerBase):
-        """In place of the stock loggers, which register collectors in the process-wide Prometheus registry."""
+        """How busy the core is, told to us directly.
+
+        vLLM's stock logger, which it adds beside this one, registers its numbers in the process-wide Prometheus
+        registry, and a second engine there erases those of the first. Nothing here reads them.
+        """
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass

@@ -179,6 +179,33 @@ test("an old connection has no say once there is a new one", () => {
   assert.equal(replies.length, 0);
 });
 
+test("after the network was away a connection is made anew, from the same place", () => {
+  const { reader, source, sources, replies } = setUp();
+  reader.open();
+  source().say("delta", "1", { text: "one " });
+  reader.renew();
+  assert.ok((sources[0] as FakeSource).closed);
+  assert.equal(sources.length, 2);
+  assert.equal(new URL(source().url).searchParams.get("last_event_id"), "1");
+  source().say("delta", "2", { text: "two" });
+  assert.equal(replies.at(-1)?.text, "one two");
+});
+
+test("what is parked, ended or about to retry is not connected because the network is back", async () => {
+  for (const before of [
+    (set: ReturnType<typeof setUp>) => set.reader.park(),
+    (set: ReturnType<typeof setUp>) => set.source().say("done", "1", { finish_reason: "stop", usage: {} }),
+    (set: ReturnType<typeof setUp>) => set.source().breaks(true),
+  ]) {
+    const set = setUp();
+    set.reader.open();
+    before(set);
+    await settled();
+    set.reader.renew();
+    assert.equal(set.sources.length, 1);
+  }
+});
+
 test("nothing is opened after the end", () => {
   const { reader, source, sources } = setUp();
   reader.open();

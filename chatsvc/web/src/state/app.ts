@@ -54,6 +54,12 @@ export class App {
     effect(() => {
       this.window.document.title = this.thread.value.title.value ?? "Chat";
     });
+    let wasOnline = true;
+    effect(() => {
+      const online = this.pulse.online.value;
+      if (online && !wasOnline) untracked(() => this.thread.value.replies.renew());
+      wasOnline = online;
+    });
     void this.thread.peek().load();
     this.fetchMoreChats();
     void this.attempt(async () => {

@@ -59,6 +59,10 @@ export class LiveReply {
     this.reader.park();
   }
 
+  renew(): void {
+    this.reader.renew();
+  }
+
   close(): void {
     this.cancel();
     this.reader.close();

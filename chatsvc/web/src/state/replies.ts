@@ -45,6 +45,11 @@ export class LiveReplies {
     this.live.value = new Map();
   }
 
+  /** The network was away and is back: connections from before may be dead. */
+  renew(): void {
+    for (const reply of this.live.peek().values()) reply.renew();
+  }
+
   private attend(attentive: boolean): void {
     this.attentive = attentive;
     for (const reply of this.live.peek().values()) {

@@ -72,6 +72,13 @@ export class Reader {
     this.setLink("parked");
   }
 
+  /** Connect anew from the same place. The old connection may be dead without anybody having said so. */
+  renew(): void {
+    if (this.source === null) return;
+    this.disconnect();
+    this.open();
+  }
+
   /** Let go for good. */
   close(): void {
     this.disconnect();
