@@ -180,6 +180,8 @@ async def _away(one: _Following) -> _State | None:
 
 
 async def _hole(one: _Following) -> _State | None:
+    if one.ended:
+        return _ended_elsewhere  # the store has all of it; the log may have less than the reader
     subscription = one.subscription
     try:
         entries, last = await _whole_log(subscription)

@@ -349,6 +349,15 @@ async def test_whoever_asks_for_an_ended_reply_whose_log_is_gone_does_not_wait(w
     assert [name for _, name, _ in client.events] == ["snapshot", "done"]
 
 
+async def test_an_ended_reply_whose_log_came_back_with_less_is_never_shown_shorter(world):
+    await world.write(1, 2, 3)
+    world.shelf.ended(A, whole(5), 6)
+    client = world.follow(4, ended=True)
+    await soon(client.following)
+    assert [name for _, name, _ in client.events] == ["snapshot", "done"]
+    assert client.text == whole(5)
+
+
 async def test_a_log_that_lacks_its_end_for_a_moment_is_waited_for_though_the_run_has_ended(world):
     await world.write(1, 2, 3)
     world.shelf.ended(A, whole(4), 5)
