@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from chaos.report import table, verdict
-from chaos.suite import Options, new_directory, run
+from chaos.suite import Options, clear, new_directory, run
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
     result = asyncio.run(run(options, directory))
     print(table(result.figures))
     print(verdict(result))
+    clear(directory, logs_too=not result.violations)
     if given.json:
         given.json.write_text(json.dumps(result.figures, indent=1))
     return 1 if result.violations else 0

@@ -27,7 +27,7 @@ def table(figures: dict[str, Any]) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) or "none"
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+    return "–" if value is None else str(value)
 
 
 def verdict(result: Result) -> str:

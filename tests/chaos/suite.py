@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,15 @@ def new_directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     directory.chmod(0o755)
     return directory
+
+
+def clear(directory: Path, *, logs_too: bool) -> None:
+    """Remove the servers' data; what they logged stays for whoever has a violation to explain."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    if logs_too:
+        shutil.rmtree(directory)
 
 
 async def run(options: Options, directory: Path) -> Result:

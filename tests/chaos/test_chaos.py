@@ -6,7 +6,7 @@ import pytest
 
 from chaos.faults import TRACKS
 from chaos.report import table, verdict
-from chaos.suite import Options, new_directory, run
+from chaos.suite import Options, clear, new_directory, run
 
 SECONDS = 120
 
@@ -25,6 +25,8 @@ async def test_two_minutes_of_kills_outages_and_cuts_break_no_law(directory):
     print(f"seed {options.seed}")
     result = await run(options, directory)
     print(table(result.figures))
-    assert not result.violations, verdict(result)
+    told = verdict(result)
+    clear(directory, logs_too=not result.violations)
+    assert not result.violations, told
     assert result.figures["replies"] >= 100
     assert set(result.figures["faults"]) == {name for track in TRACKS for name in track.faults}
