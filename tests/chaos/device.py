@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Protocol
 
 import httpx
@@ -24,6 +25,7 @@ class Owner(Protocol):
     history: History
     headers: dict[str, str]
     http: httpx.AsyncClient
+    draw: random.Random
 
 
 class Device:
@@ -32,7 +34,7 @@ class Device:
     def __init__(self, owner: Owner, name: str) -> None:
         self.owner = owner
         self.name = name
-        self.draw = owner.draw  # type: ignore[attr-defined]
+        self.draw = owner.draw
 
 
 class Screen:

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from server import ServerFailed
 
@@ -30,10 +29,8 @@ class Strike:
     seed: int
 
 
-class Act(Protocol):
-    """A fault: does it, and undoes it."""
-
-    def __call__(self, servers: Servers, history: History, draw: random.Random) -> Awaitable[None]: ...
+Act = Callable[[Servers, History, random.Random], Awaitable[None]]
+"""A fault: does it, and undoes it."""
 
 
 def now() -> float:
@@ -161,7 +158,7 @@ class Track:
 
     first_s: float
     every_s: float
-    faults: dict[str, Callable[[Servers, History, random.Random], Awaitable[None]]]
+    faults: dict[str, Act]
 
 
 TRACKS = (
