@@ -112,6 +112,7 @@ class RedisLog(StreamLog):
 
     def __init__(self, locate: Locate, *, timeout_s: float, partitions: int = PARTITIONS, home: int = 0) -> None:
         self._partitions = partitions
+        self._home = home
         self._writes = Lane(locate, timeout_s)
         # A command sent twice here is refused or does no harm.
         self._reads = Lane(locate, timeout_s, repeats=True)
@@ -128,7 +129,7 @@ class RedisLog(StreamLog):
 
     async def open(self, response_id: str, attempt: int) -> int:
         key = self._key(response_id)
-        born = self._born(response_id, await self._writes.server_id())
+        born = self._born(await self._writes.server_id())
         mark, top, *_ = await self._writes.call(
             [
                 _command(b"XADD", key, b"%d-0" % attempt, b"fence", b"%d" % attempt),
@@ -323,7 +324,7 @@ class RedisLog(StreamLog):
 
     async def unbroken_s(self, response_id: str) -> float:
         server = await self._writes.server_id()
-        (left,) = await self._writes.call([pack(b"PTTL", self._born(response_id, server))])
+        (left,) = await self._writes.call([pack(b"PTTL", self._born(server))])
         if await self._writes.server_id() != server:
             return 0.0
         # What still lives of it tells how old it is, by the server's clock. A server that came back, or that took over
@@ -341,9 +342,9 @@ class RedisLog(StreamLog):
         for lane in (self._writes, self._reads, self._tails):
             lane.close()
 
-    def _born(self, response_id: str, server: bytes) -> bytes:
-        """The key that is as old as what this server, since its start, keeps in this log's partition."""
-        return b"born:{p%02d}:%b" % (partition(response_id, self._partitions), server)
+    def _born(self, server: bytes) -> bytes:
+        """The key that is as old as what this server keeps since its start: the first log opened there makes it."""
+        return b"born:{p%02d}:%b" % (self._home, server)
 
     def _mark(self, response_id: str) -> bytes:
         """The key of the mark that somebody reads this reply, in its log's partition."""
