@@ -196,12 +196,14 @@ FORGET_WORKERS: Final = """
     )
 """
 
+# Who judges has a lease of his own, by the same clock: one who slept since his last beat judges nobody.
 # A worker that is gone is no row, and a lock cannot be had on no row: while this waits, another may give the run a new
 # owner, and the join would not be made anew. The attempt that was seen tells.
 TAKE_OVER: Final = statement("""
     WITH orphan AS MATERIALIZED (
         SELECT r.id, r.attempt FROM runs r LEFT JOIN workers w ON w.id = r.owner AND w.expires_at > clock_timestamp()
         WHERE r.status = 'streaming' AND w.id IS NULL
+            AND EXISTS (SELECT 1 FROM workers me WHERE me.id = %(id)s AND me.expires_at > clock_timestamp())
     ), lost AS (
         SELECT r.id FROM runs r JOIN orphan o ON o.id = r.id AND o.attempt = r.attempt
         WHERE r.status = 'streaming' ORDER BY r.id LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED

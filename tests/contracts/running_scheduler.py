@@ -54,6 +54,13 @@ class FickleLog(MemoryLog):
             raise LogUnavailable("away")
 
 
+async def take_over(store, made):
+    """As its lease keeper does: with a lease of its own."""
+    worker_id = made.dispatcher.worker_id
+    await store.workers.heartbeat(worker_id, roles=["worker"], capacity=1, ttl_s=60)
+    return await store.workers.take_over(worker_id)
+
+
 @asynccontextmanager
 async def scheduler(store, tmp_path, log=None, *, text="fresh words", script="tokens_per_s=50&tokens=200&slots=2"):
     log = log or FickleLog()

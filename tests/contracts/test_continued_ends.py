@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from running_scheduler import FickleLog, scheduler
+from running_scheduler import FickleLog, scheduler, take_over
 from store_world import ALICE, World, regeneration, stopped
 from streaming import append, soon
 
@@ -81,7 +81,7 @@ async def test_stopped_while_its_worker_was_dead_it_shows_the_text_it_keeps(stor
     await log.append([append(run.id, entry(start, attempt=claimed.attempt, seq=1))])
     await store.runs.request_stop(ALICE.user_id, run.id)
     async with scheduler(store, tmp_path, log) as made:
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         ended = await soon(ends_as(world, run, RunStatus.STOPPED))
         events = await soon(logged_end(log, run, ended.last_seq))

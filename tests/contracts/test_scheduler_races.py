@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from running_scheduler import FickleLog, scheduler
+from running_scheduler import FickleLog, scheduler, take_over
 from store_world import ALICE, World, checkpoint
 from streaming import append, soon
 
@@ -92,7 +92,7 @@ async def test_what_was_shown_is_never_sampled_again_though_the_log_is_away_when
     run = await orphan(world, log, "old shown text")
     async with scheduler(store, tmp_path, log) as made:
         made.log.away = True
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         assert (
             await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED, RunStatus.COMPLETE)) is RunStatus.FAILED
@@ -106,7 +106,7 @@ async def test_an_orphan_that_may_have_shown_something_is_not_judged_while_its_l
     run = await orphan(world, log, "old shown text")
     async with scheduler(store, tmp_path, log) as made:
         made.log.away = True
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         while made._orphans.run_ids():
             await asyncio.sleep(0.01)
@@ -121,7 +121,7 @@ async def test_an_orphan_that_had_shown_nothing_is_answered(store, world, tmp_pa
     log = FickleLog()
     run = await orphan(world, log)
     async with scheduler(store, tmp_path, log, text="fresh") as made:
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         assert await soon(becomes(store, run, RunStatus.COMPLETE, RunStatus.FAILED)) is RunStatus.COMPLETE
         assert (await world.message(run)).content == await logged_text(made.log, run)
@@ -134,7 +134,7 @@ async def test_what_was_shown_is_never_sampled_again_though_its_log_was_lost_bef
     run = await orphan(world, log, "old shown text")
     log.lose()
     async with scheduler(store, tmp_path, log, text="fresh") as made:
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
         # Whoever has seen event 1 is told of the end by a number that it has not seen.
@@ -152,7 +152,7 @@ async def test_what_was_shown_is_never_sampled_again_though_a_replica_took_over_
     await log.append([append(run.id, *(entry(e, attempt=run.attempt, seq=n) for n, e in ((1, start), (2, shown))))])
     log.lose_after(run.id, 1)
     async with scheduler(store, tmp_path, log, text="fresh") as made:
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
         # Whoever has seen event 2 is told of the end by a number that it has not seen.
@@ -164,7 +164,7 @@ async def test_many_orphans_and_an_absent_log_do_not_hold_up_the_heartbeat(store
     await store.runs.checkpoint([checkpoint(run, "saved") for run in runs])
     async with scheduler(store, tmp_path) as made:
         made.log.away = True
-        for run in await store.workers.take_over(made.dispatcher.worker_id):
+        for run in await take_over(store, made):
             made._orphans.settle(run.id)
         async with asyncio.timeout(1):
             await made._lease.beat()
@@ -180,7 +180,7 @@ async def test_a_conversation_deleted_under_an_orphan_harms_nobody(store, world,
     log = FickleLog()
     run = await orphan(world, log, "text")
     async with scheduler(store, tmp_path, log) as made:
-        [taken] = await store.workers.take_over(made.dispatcher.worker_id)
+        [taken] = await take_over(store, made)
         await store.conversations.delete(run.user_id, run.conversation_id)
         made._orphans.settle(taken.id)
         while made._orphans.run_ids():

@@ -62,6 +62,7 @@ async def test_racing_ends_of_a_streaming_run_have_one_winner(stores, watcher, s
     chance = random.Random(seed)
     world = World(stores[0])
     conversation = await world.conversation()
+    await stores[1].workers.heartbeat("worker-2", roles=["worker"], capacity=1, ttl_s=300)
     for _ in range(ROUNDS):
         run = await world.streaming(conversation)
         names = chance.sample(sorted(ENDS), 3)
@@ -139,6 +140,7 @@ async def test_a_conversation_can_be_deleted_at_any_moment(stores, watcher):
     """Against submit, finish, stop, checkpoint and take-over at once: no deadlock is reported, and nothing is left."""
     chance = random.Random(4)
     world = World(stores[0])
+    await stores[1].workers.heartbeat("worker-2", roles=["worker"], capacity=1, ttl_s=300)
     for _ in range(ROUNDS // 2):
         conversation = await world.conversation()
         run, waiting = await world.streaming(conversation), await world.queued(conversation)

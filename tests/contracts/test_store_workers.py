@@ -58,8 +58,19 @@ async def test_a_lease_is_renewed_while_nobody_can_read_the_runs(world, store, p
 async def test_runs_of_a_living_worker_are_left_alone(world, store):
     run = await world.streaming()
     await store.workers.heartbeat(WORKER, **LONG)
+    await store.workers.heartbeat("worker-2", **LONG)
     assert await store.workers.take_over("worker-2") == []
     assert await store.runs.holds(run.id, 1)
+
+
+async def test_who_has_no_valid_lease_judges_nobody(world, store, postgres_url):
+    run = await world.streaming()
+    assert await store.workers.take_over("worker-2") == []
+    await store.workers.heartbeat("worker-2", **LONG)
+    await expire(postgres_url, "worker-2")
+    assert await store.workers.take_over("worker-2") == []
+    await store.workers.heartbeat("worker-2", **LONG)
+    assert [taken.id for taken in await store.workers.take_over("worker-2")] == [run.id]
 
 
 async def test_others_are_those_that_live_and_have_the_role(store, postgres_url):
@@ -93,6 +104,7 @@ async def test_runs_of_a_worker_that_is_gone_go_to_another_under_a_new_attempt(w
     assert taken.status is RunStatus.STREAMING
     assert (await store.runs.reply(run.id)).text == "so far"
     assert (await store.runs.get("alice", waiting.id)).status is RunStatus.QUEUED
+    await store.workers.heartbeat("worker-3", **LONG)
     assert await store.workers.take_over("worker-3") == []
 
 
