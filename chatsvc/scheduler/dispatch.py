@@ -215,6 +215,7 @@ class Dispatcher:
     async def _dispatch(self) -> None:
         while not self._draining and (taken := self._queue.take(self._free())):
             self._claiming |= dict.fromkeys((waiting.run_id for waiting in taken), None)
+            self._used.update(waiting.model for waiting in taken)
             self._idle.clear()
             try:
                 claimed = await self._store.runs.claim([waiting.run_id for waiting in taken], self.worker_id)
@@ -231,7 +232,8 @@ class Dispatcher:
             self._note_idle()
 
     def _forget_claims(self, taken: Sequence[Waiting]) -> dict[str, Interrupt | None]:
-        """The claims are answered; what was to interrupt the runs meanwhile."""
+        """The claims are answered, and the places held for them free; what was to interrupt the runs meanwhile."""
+        self._used.subtract(waiting.model for waiting in taken)
         return {waiting.run_id: self._claiming.pop(waiting.run_id, None) for waiting in taken}
 
     def _note_idle(self) -> None:

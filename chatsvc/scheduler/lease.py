@@ -121,8 +121,10 @@ class LeaseKeeper:
 
     async def _judge(self) -> None:
         if self._may_judge():
-            for run in await self._store.workers.take_over(self._dispatcher.worker_id):
-                self._orphans.settle(run.id)
+            # All of them at once, however many a worker had: its readers wait.
+            while taken := await self._store.workers.take_over(self._dispatcher.worker_id):
+                for run in taken:
+                    self._orphans.settle(run.id)
             self._orphans.settle_unserved()
 
     def _settle_strays(self, strays: set[tuple[str, int]]) -> None:

@@ -207,6 +207,9 @@ class Runner:
                 _log.info("run queued again, nothing was shown yet")
                 await reply.close(None)
                 return
+        if run.continues_message_id is not None and not reply.text and not progress.kept:
+            # Cut short before the text was read that it was to go on with: that text stays all the same.
+            progress.kept = await _patiently(lambda: self._store.runs.kept_text(run))
         progress.show_kept(reply)
         outcome = _outcome(active, reply, progress)
         won = await _patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))

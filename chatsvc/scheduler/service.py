@@ -228,9 +228,12 @@ class Scheduler:
         while True:
             try:
                 await self._forgetter.forget(await self._store.conversations.sweep_temporary(TEMPORARY_KEPT))
-                await self._store.allowances.forget()
             except StoreUnavailable as error:
                 _log.warning("temporary conversations not cleared yet", reason=error.detail)
+            try:
+                await self._store.allowances.forget()
+            except StoreUnavailable as error:
+                _log.warning("old usage not cleared yet", reason=error.detail)
             await asyncio.sleep(CLEAR_EVERY_S)
 
     async def _watch_health(self) -> None:

@@ -22,6 +22,7 @@ from chatsvc.errors import (
     EngineUnavailable,
     InvalidInput,
     NotFound,
+    StoreUnavailable,
     UnknownModel,
     UnknownParent,
 )
@@ -33,7 +34,7 @@ from chatsvc.prompt import ChatMessage, Prompt
 from chatsvc.run import RunStatus
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN, EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
-from chatsvc.store import Regeneration, Store, Submission, Submitted
+from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
 """A message sent right after a stop waits so long for that reply's end."""
@@ -127,6 +128,8 @@ class Submitter:
             raise NotFound("There is no such conversation.")
         if new.parent_id not in {None, msgspec.UNSET} and not ground.branch:
             raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
+        if ground.branch:
+            await self._refuse_running(principal, ground.branch[-1])
         model = self._checked_model(new.model or conversation.model)
         prompt, charge = await self._fitting_prompt(
             model, assemble(conversation.system_prompt, ground.branch, content), new.max_tokens
@@ -152,6 +155,7 @@ class Submitter:
                     message_id=new_message_id(),
                     response_id=response_id,
                     user_tokens=await self._tokens(model, content),
+                    at_head=new.parent_id is msgspec.UNSET,
                     owner=place.owner,
                 )
             )
@@ -160,6 +164,9 @@ class Submitter:
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message that is there already: a sibling. Raises as ``message`` does."""
+        return await self._after_a_stop(lambda: self._answer_again(principal, user_message_id, new))
+
+    async def _answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         request_hash = _hash("answer", user_message_id, new)
         client_msg_id = _checked_id(new.client_msg_id)
         if (replay := await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)) is not None:
@@ -196,6 +203,19 @@ class Submitter:
             # The text that is gone on with may have grown since it was read: the runner reads it again.
             self._begin(submitted, place, prompt if new.continues is None else None)
         return submitted
+
+    async def _refuse_running(self, principal: Principal, parent: Message) -> None:
+        """A reply that is still written has no text to be answered to. Raises ``ConversationBusy`` and ``Moved``."""
+        if parent.status.ended or parent.response_id is None:
+            return
+        run = await self._store.runs.get(principal.user_id, parent.response_id)
+        if run.status.ended:
+            raise Moved
+        raise ConversationBusy(
+            "A reply is still running on this branch. Wait for its end, or stop it.",
+            response_id=run.id,
+            stop_requested=run.stop_requested,
+        )
 
     def _begin(self, submitted: Submitted, place: Place, prompt: Prompt | None) -> None:
         run = submitted.run
@@ -255,12 +275,19 @@ class Submitter:
         return None if engine is None else len(await engine.encode(content))
 
     async def _after_a_stop(self, submit: Callable[[], Awaitable[Submitted]]) -> Submitted:
-        """Submit; when the branch is busy with a reply that is being stopped, wait for its end and submit again."""
+        """Submit, and again when what the request stood on has changed meanwhile.
+
+        When the branch is busy with a reply that is being stopped, wait for its end first.
+        """
         loop = asyncio.get_running_loop()
         give_up = loop.time() + STOPPING_WAIT_S
         while True:
             try:
                 return await submit()
+            except Moved as error:
+                if loop.time() >= give_up:
+                    raise StoreUnavailable("The conversation is changing too fast. Try again.") from error
+                continue
             except ConversationBusy as busy:
                 if not busy.extra.pop("stop_requested", False) or loop.time() >= give_up:
                     raise

@@ -36,6 +36,7 @@ from chatsvc.store.runs import Runs
 from chatsvc.store.schema import migrate
 from chatsvc.store.secrets import Secrets
 from chatsvc.store.signals import Signals
+from chatsvc.store.submit import Moved
 from chatsvc.store.users import Users
 from chatsvc.store.workers import Workers
 
@@ -43,6 +44,7 @@ __all__ = [
     "Beat",
     "ConversationPatch",
     "Deleted",
+    "Moved",
     "NewConversation",
     "Page",
     "Regeneration",

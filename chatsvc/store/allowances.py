@@ -81,7 +81,12 @@ _BILL: Final = """
         cached_tokens = u.cached_tokens + excluded.cached_tokens,
         output_tokens = u.output_tokens + excluded.output_tokens, units = u.units + excluded.units
 """
-_FORGET: Final = "DELETE FROM usage WHERE at < clock_timestamp() - make_interval(days => %(days)s)"
+_FORGET: Final = """
+    DELETE FROM usage WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM usage WHERE at < clock_timestamp() - make_interval(days => %(days)s) LIMIT %(limit)s
+    )) RETURNING 1
+"""
+_FORGET_AT_ONCE: Final = 5_000
 
 
 class Allowances:
@@ -116,7 +121,8 @@ class Allowances:
 
     async def forget(self) -> None:
         """Remove what lies in no window any more."""
-        await self._db.query(_FORGET, {"days": KEPT_DAYS})
+        while len(await self._db.query(_FORGET, {"days": KEPT_DAYS, "limit": _FORGET_AT_ONCE})) == _FORGET_AT_ONCE:
+            pass
 
 
 def tier_params(tier: Tier) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of ``content``."""
     title: str | None = None
     """The conversation's title from now on, should it have none."""
+    at_head: bool = False
+    """The parent was chosen because it was the head: it has to be so still."""
     owner: str | None = None
     """The worker that has a place for the run: it is claimed as it is written."""
 

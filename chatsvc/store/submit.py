@@ -19,7 +19,6 @@ from chatsvc.errors import (
     ConversationBusy,
     IdempotencyMismatch,
     NotFound,
-    StoreUnavailable,
     UnknownParent,
 )
 from chatsvc.events import clean_text
@@ -52,7 +51,9 @@ _WRITE: Final = statement(
     STANDING,
     """
     , conversation AS MATERIALIZED (
-        SELECT id FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
+        SELECT id FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s
+            AND (NOT %(at_head)s OR head_message_id IS NOT DISTINCT FROM %(parent_id)s)
+        FOR NO KEY UPDATE
     ), parent AS (
         SELECT m.created_at FROM messages m
         WHERE m.id = %(parent_id)s AND m.conversation_id = %(conversation_id)s AND m.role IN ('assistant', 'system')
@@ -98,8 +99,10 @@ _WRITE: Final = statement(
     FROM run, standing
     """,
 )
-_RACED: Final = 3
-"""Times that a write is tried when it finds something wrong, and who looks for it then does not."""
+
+
+class Moved(Exception):
+    """What a request stood on was not so any more when it was to be written, and now nothing speaks against it."""
 
 
 async def submit(database: Database, submission: Submission) -> Submitted:
@@ -107,23 +110,21 @@ async def submit(database: Database, submission: Submission) -> Submitted:
     params = _params(submission) | {
         "content": clean_text(submission.content),
         "parent_id": submission.parent_id,
+        "at_head": submission.at_head,
         "user_tokens": submission.user_tokens,
         "continues_message_id": None,
         "title": None if submission.title is None else clean_text(submission.title),
         "conversation_id": submission.conversation_id,
         "after": None,
     }
-    for _ in range(_RACED):
-        _, written = await database.batch((TOUCH, params), (_WRITE, params))
-        if written:
-            return _submitted(written[0], submission)
-        if came_before := await database.transaction(lambda connection: _refuse(connection, params, submission.tier)):
-            return came_before
-    raise StoreUnavailable("The conversation is changing too fast. Try again.")
+    _, written = await database.batch((TOUCH, params), (_WRITE, params))
+    if written:
+        return _submitted(written[0], submission)
+    return await database.transaction(lambda connection: _refuse(connection, params, submission.tier))
 
 
-async def _refuse(connection: Connection, params: dict[str, Any], tier: Tier) -> Submitted | None:
-    """Say why nothing was written. None: by now there is no reason any more."""
+async def _refuse(connection: Connection, params: dict[str, Any], tier: Tier) -> Submitted:
+    """Say why nothing was written. Raises ``Moved`` when by now there is no reason any more."""
     if came_before := known(await fetch(connection, KNOWN, params), params["request_hash"]):
         return came_before
     if not await fetch(connection, _CONVERSATION, params):
@@ -131,7 +132,7 @@ async def _refuse(connection: Connection, params: dict[str, Any], tier: Tier) ->
     if params["parent_id"] is not None:
         await _refuse_parent(connection, params)
     await refuse(connection, params, tier)
-    return None
+    raise Moved
 
 
 async def regenerate(connection: Connection, regeneration: Regeneration) -> Submitted:
@@ -139,6 +140,7 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
     params = _params(regeneration) | {
         "content": None,
         "parent_id": None,
+        "at_head": False,
         "user_tokens": None,
         "title": None,
         "continues_message_id": regeneration.continues_message_id,
@@ -156,6 +158,10 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
         raise NotFound("There is no such message.")
     await refuse(connection, params, regeneration.tier)
     written = await fetch(connection, _WRITE, params | {"after": asked[0]["created_at"]})
+    if not written:
+        # The line is not under the user's lock, and a run that ends may cost more than it was expected to.
+        await refuse(connection, params, regeneration.tier)
+        raise Moved
     return _submitted(written[0], regeneration)
 
 

@@ -1,5 +1,7 @@
 """Who may call another worker's lease expired: only who has renewed his own without a gap for longer than it lasts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from chatsvc.scheduler.lease import LeaseKeeper
@@ -14,6 +16,7 @@ class Workers:
     def __init__(self):
         self.slept_s = 0.0
         self.judged = 0
+        self.orphaned = []
         self._beats = 0
 
     async def heartbeat(self, worker_id, **_):
@@ -22,7 +25,8 @@ class Workers:
 
     async def take_over(self, worker_id):
         self.judged += 1
-        return []
+        taken, self.orphaned = self.orphaned[:100], self.orphaned[100:]
+        return taken
 
 
 class Nobody:
@@ -30,11 +34,17 @@ class Nobody:
 
     worker_id = "worker-1"
 
+    def __init__(self):
+        self.settled = []
+
     def attempts(self):
         return set()
 
     def run_ids(self):
         return set()
+
+    def settle(self, run_id):
+        self.settled.append(run_id)
 
     def settle_unserved(self):
         pass
@@ -53,11 +63,11 @@ class Turn:
     """One worker; ``beats`` lets it renew so many times, in time."""
 
     def __init__(self):
-        self.workers, self.clock = Workers(), Hand()
+        self.workers, self.clock, self.orphans = Workers(), Hand(), Nobody()
         self.keeper = LeaseKeeper(
             store=self,
             dispatcher=Nobody(),
-            orphans=Nobody(),
+            orphans=self.orphans,
             roles=["worker"],
             capacity=1,
             renew_s=RENEW_S,
@@ -101,3 +111,10 @@ async def test_a_heartbeat_that_is_a_little_late_changes_nothing(turn):
     await turn.beats(10)
     turn.workers.slept_s = 1.5
     assert await turn.beats(5) == 5
+
+
+async def test_all_runs_of_the_dead_are_taken_in_one_round_however_many_they_are(turn):
+    await turn.beats(10)
+    turn.workers.orphaned = [SimpleNamespace(id=f"resp_{number}") for number in range(256)]
+    await turn.beats(1)
+    assert len(turn.orphans.settled) == 256
