@@ -7,6 +7,7 @@ what to do, and never hold message text or secrets.
 
     ChatError
     ├── InvalidInput ─ InvalidCursor · UnknownParent · UnknownModel · CannotContinue · MessageTooLong · PayloadTooLarge
+    │               · HeadTooLarge
     ├── NotAuthenticated · NotAllowed
     ├── NotFound
     ├── ConversationBusy · IdempotencyMismatch
@@ -93,6 +94,14 @@ class PayloadTooLarge(InvalidInput):
     code = "payload_too_large"
     title = "The request body is too large"
     status = 413
+
+
+class HeadTooLarge(InvalidInput):
+    """What comes before a request's body, or behind it, is more than the server reads."""
+
+    code = "head_too_large"
+    title = "The request's headers are too large"
+    status = 431
 
 
 class NotAuthenticated(ChatError):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from chatsvc.api.errors import PROBLEM, problem_bytes, problem_headers
+from chatsvc.errors import HeadTooLarge
 from chatsvc.streamlog.subscription import Overrun
 
 _log = structlog.get_logger(__name__)
@@ -22,6 +25,13 @@ _EXTENSION: Final = "chatsvc.socket"
 _TELL_EVERY_S: Final = 10.0
 REQUEST_S: Final = 60.0
 """A request, body included, that has not come whole after so many seconds is given up, and its connection closed."""
+
+HEAD_BYTES: Final = 65_536
+"""A request whose line and headers are longer is refused, as is one with so much around its body.
+
+The parser keeps all of it until the head has come whole, before anybody knows who is calling. Proxies let 8 to 32 KiB
+through by default, so what is refused is no cookie and no token.
+"""
 
 
 class Places:
@@ -52,6 +62,11 @@ class StreamingProtocol(HttpToolsProtocol):
 
     lost: Callable[[], None] | None = None
     _patience: asyncio.TimerHandle | None = None
+    _within = False
+    """A request has begun and has not come whole."""
+    _unread = 0
+    """Bytes that came for it since the read it began in, or since the last piece of its body."""
+    _too_large = False
 
     def __init__(self, *args: Any, places: Places | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,15 +83,60 @@ class StreamingProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]
+        # Where in a read it begins is not known; what is not counted for that reason is one read, which is bounded.
+        self._within, self._unread = True, 0
 
     def data_received(self, data: bytes) -> None:
         if self._patience is None:
             self._expect_request()
+        if self._within:
+            self._unread += len(data)
         super().data_received(data)
+        if self._unread > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        # ": " and the end of the line are four bytes.
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > HEAD_BYTES:
+            self._too_large = True
+            raise ValueError("the head of a request is too large")  # stops the parser, which then has us say so
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._within, self._unread = False, 0
         super().on_message_complete()
         self._expect_nothing()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_large:
+            self._refuse()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse(self) -> None:
+        """Say that the request's head is too large, and end the connection: what follows is more of the same."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body):
+            self.drop()  # an earlier request is being answered, and ours would be taken for a part of that
+            return
+        error = HeadTooLarge(
+            f"The request's line and headers may have {HEAD_BYTES} bytes together. Send fewer cookies."
+        )
+        body = problem_bytes(error)
+        lines = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            f"content-type: {PROBLEM}",
+            f"content-length: {len(body)}",
+            *(f"{name}: {value}" for name, value in problem_headers(error).items()),
+            "connection: close",
+        ]
+        self.transport.write("".join(f"{line}\r\n" for line in (*lines, "")).encode() + body)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 
+import msgspec
 import pytest
 import uvicorn
 from raw_reader import RawReader
@@ -144,6 +145,108 @@ async def test_a_stream_is_not_given_up_however_long_it_takes(serve, monkeypatch
     for reader in readers:
         await soon(reader.until(b"<1>"))
         reader.close()
+
+
+A_KIB = b"X-Filler: " + b"x" * 1012 + b"\r\n"
+LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def sent_until_refused(reader, first, more, most=64_000_000):
+    """Send more and more until the server ends the connection; how many bytes it took in, at most."""
+    sent = 0
+    try:
+        await reader.send(first)
+        while sent < most:
+            await reader.send(more)
+            sent += len(more)
+    except ConnectionError:
+        pass
+    await reader.to_the_end()
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"GET /", b"x" * 65536),
+        (LINE, A_KIB * 64),
+        (LINE + b"X-Endless: ", b"x" * 65536),
+        (CHUNKED + b"1;", b"x" * 65536),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", A_KIB * 64),
+        (CHUNKED + b"1\r\nx\r\n0\r\nX-Endless: ", b"x" * 65536),
+    ],
+    ids=["line", "headers", "one header", "chunk", "trailers", "one trailer"],
+)
+async def test_a_request_without_an_end_is_refused_before_it_fills_the_memory(serve, first, more):
+    service = await serve()
+    reader = await RawReader.connect(service.port)
+    # What the two kernels hold between them is far below what one connection could send.
+    assert await soon(sent_until_refused(reader, first, more)) < 32_000_000
+    assert reader.status in {431, 0}  # a reset may outrun the answer
+    await open_connections(service, 0)
+    reader.close()
+
+
+async def test_a_head_that_is_too_large_is_told_so(serve):
+    service = await serve()
+    reader = await RawReader.connect(service.port)
+    await reader.send(LINE + A_KIB * 64 + b"\r\n")
+    await soon(reader.to_the_end())
+    assert reader.status == 431
+    head, _, body = reader.seen.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert b"connection: close" in head
+    assert msgspec.json.decode(body)["code"] == "head_too_large"
+    reader.close()
+
+
+async def test_every_request_on_a_connection_has_a_head_of_its_own_to_fill(serve):
+    """One after the other, and several at once."""
+    service = await serve()
+    reader = await RawReader.connect(service.port)
+    request = LINE + A_KIB * 60 + b"\r\n"
+    for number in range(1, 4):
+        await reader.send(request)
+        await soon(answers(reader, number))
+    await asyncio.gather(reader.send(request * 5), soon(answers(reader, 8)))
+    await reader.send(LINE + A_KIB * 70 + b"\r\n")
+    await soon(reader.to_the_end())
+    assert reader.seen.count(b"HTTP/1.1 204 ") == 8
+    assert reader.seen.count(b"HTTP/1.1 431 ") == 1
+    reader.close()
+
+
+async def answers(reader, count):
+    """Read until so many requests were answered."""
+    while reader.seen.count(b"HTTP/1.1 204 ") < count:
+        assert await reader.read()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_may_be_larger_than_a_head(serve, chunked):
+    service = await serve()
+    reader = await RawReader.connect(service.port)
+    piece = b"x" * 10_000
+    pieces = [b"2710\r\n" + piece + b"\r\n"] * 100 + [b"0\r\n\r\n"] if chunked else [piece] * 100
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000000"
+    await reader.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + length + b"\r\n\r\n")
+    for sent in pieces:
+        await reader.send(sent)
+    await soon(answers(reader, 1))
+    reader.close()
+
+
+async def test_nothing_is_written_into_a_stream_when_what_follows_it_is_refused(serve):
+    service = await serve()
+    reader = await RawReader.connect(service.port)
+    await reader.ask(f"/{A}")
+    await reader.until(b"retry: ")
+    await soon(sent_until_refused(reader, LINE, A_KIB * 64))
+    assert reader.seen.count(b"HTTP/1.1") == 1
+    await open_connections(service, 0)
+    assert service.hub.subscribers == 0
+    reader.close()
 
 
 async def test_connections_beyond_the_limit_are_closed_and_those_there_are_stay(serve):
