@@ -1,0 +1,138 @@
+"""How fair is the order in which requests are served?
+
+    python bench/scheduler_sim.py [--trace NAME|FILE] [--policies ours,vtc,…] [--repeats 5] [--admit-every 10]
+                                  [--plots DIR] [--json]
+
+A batching engine as discrete events, and the service's own queue beside others: plain VTC, first come first served,
+tiers by strict priority, a limit of requests per minute. FILE is a CSV of arrival_s, user, prompt_tokens,
+output_tokens and, if it likes, tier. NAME is one of the made-up traces, or ``all`` of them. Each policy serves the same
+requests on the same engine; figures are means over the repeats, which differ in how long single steps take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from sim_engine import Engine, Result, simulate
+from sim_metrics import WINDOW_S, by_second, figures, mean
+from sim_plots import Lines, draw
+from sim_policies import POLICIES, WEIGHTS
+from sim_traces import MADE, Trace, read
+
+COLUMNS = (
+    ("policy", 14),
+    ("window max", 10),
+    ("mean", 7),
+    ("accumulated", 11),
+    ("tokens/s", 8),
+    ("refused", 7),
+    ("idle s", 6),
+    ("longest wait s", 14),
+)
+
+
+def table(trace: Trace, policies: dict[str, dict[str, Any]]) -> None:
+    """Print one line a policy, and what each tier got where there are several."""
+    users = len({job.user for job in trace.jobs})
+    print(f"\n{trace.name}: {len(trace.jobs)} requests of {users} users in {trace.until_s:.0f} s\n")
+    print("  ".join(f"{name:>{width}}" if index else f"{name:<{width}}" for index, (name, width) in enumerate(COLUMNS)))
+    for name, found in policies.items():
+        cells = (
+            found["window_max"],
+            found["window_mean"],
+            found["accumulated_max"],
+            found["throughput"],
+            found["refused"],
+            found["idle_s"],
+            found["longest_wait_s"],
+        )
+        widths = (width for _, width in COLUMNS[1:])
+        print(f"{name:<14}  " + "  ".join(f"{cell:>{width}.0f}" for cell, width in zip(cells, widths, strict=True)))
+    if len({job.tier for job in trace.jobs}) > 1:
+        print("\nservice per user and second; seconds to dispatch, p50 and p99")
+        for name, found in policies.items():
+            tiers = "  ".join(
+                f"{tier}: {found['service_per_user'][tier]:8.2f} {found['delay_p50_s'][tier]:7.2f} "
+                f"{found['delay_p99_s'][tier]:8.2f}"
+                for tier in found["service_per_user"]
+            )
+            print(f"{name:<14}  {tiers}")
+
+
+def service_lines(result: Result) -> Lines:
+    """Weighted service per second of each user, in windows of a minute."""
+    weight = {served.job.user: WEIGHTS[served.job.tier] for served in result.served}
+    seconds = int(result.trace.until_s)
+    return {
+        user: [
+            (begin + WINDOW_S / 2, sum(line[begin : begin + WINDOW_S]) / WINDOW_S / weight[user])
+            for begin in range(0, seconds - WINDOW_S + 1, 10)
+        ]
+        for user, line in by_second(result, seconds).items()
+    }
+
+
+def delay_lines(result: Result) -> Lines:
+    """Mean seconds to dispatch of each tier's requests, by the half minute in which they came."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for served in result.served:
+        if served.dispatched_s is not None:
+            found[served.job.tier][int(served.job.arrival_s // 30)].append(served.dispatched_s - served.job.arrival_s)
+    return {
+        tier: [(30.0 * slot + 15, sum(delays) / len(delays)) for slot, delays in sorted(slots.items())]
+        for tier, slots in found.items()
+    }
+
+
+def run(trace: Trace, names: list[str], engine: Engine, repeats: int, plots: Path | None) -> dict[str, dict[str, Any]]:
+    """Serve a trace under each policy."""
+    found, first = {}, {}
+    for name in names:
+        results = [simulate(trace, POLICIES[name](), engine, seed) for seed in range(repeats)]
+        found[name] = mean([figures(result) for result in results])
+        first[name] = results[0]
+    if plots is not None:
+        services = {name: service_lines(result) for name, result in first.items()}
+        draw(plots / f"service-{trace.name}.svg", f"{trace.name}: weighted service per user", "per second", services)
+        waits = {name: delay_lines(result) for name, result in first.items()}
+        draw(plots / f"delay-{trace.name}.svg", f"{trace.name}: time in the queue by tier", "seconds", waits)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", default="people", help=f"a CSV file, or {', '.join(MADE)}, or all")
+    parser.add_argument("--policies", default=",".join(POLICIES), help=f"of {', '.join(POLICIES)}")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--admit-every", type=int, default=Engine().admit_every, help="steps between looks at the queue"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw service and delay over time, as SVG")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    names = arguments.policies.split(",")
+    if unknown := [name for name in names if name not in POLICIES]:
+        parser.error(f"unknown policy {unknown[0]}; there are {', '.join(POLICIES)}")
+    engine = Engine(admit_every=arguments.admit_every)
+    if arguments.trace == "all":
+        traces = [make() for make in MADE.values()]
+    elif arguments.trace in MADE:
+        traces = [MADE[arguments.trace]()]
+    elif Path(arguments.trace).is_file():
+        traces = [read(Path(arguments.trace))]
+    else:
+        parser.error(f"{arguments.trace}: no such file, and no made-up trace of that name ({', '.join(MADE)})")
+    for trace in traces:
+        policies = run(trace, names, engine, arguments.repeats, arguments.plots)
+        if arguments.json:
+            print(json.dumps({"trace": trace.name, "policies": policies}))
+        else:
+            table(trace, policies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One user's line and counter in the fair queue, and the heap that finds the smallest counter."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from itertools import count
+
+import msgspec
+
+from chatsvc.limits import TierName
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a waiting run asks of the engine."""
+
+    run_id: str
+    user_id: str
+    tier: TierName
+    prompt_tokens: int
+    max_tokens: int
+    cached_tokens: int = 0
+    """The part of the prompt that is likely to be served from the prefix cache: how warm the run is."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Room that must be free in the KV cache, so that the run can neither be preempted nor preempt."""
+        return self.prompt_tokens + self.max_tokens
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to, once ended."""
+
+    user_id: str
+    tier: TierName
+    service: float
+    output_tokens: int
+
+
+class Waiting:
+    """A demand in its user's line."""
+
+    __slots__ = ("bypassed", "demand")
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
+        self.bypassed = 0
+        """How often a warmer run was preferred while this one was next."""
+
+
+class Flow:
+    """A user: the line of its waiting runs, and what it has received.
+
+    ``counter``, by which users are served, is what was *received* plus what the replies under way are *ahead*, that is
+    charged for and not delivered yet. Both are service divided by the user's weight.
+    """
+
+    __slots__ = ("ahead", "entry", "flights", "noted", "received", "tier", "user_id", "waiting", "weight")
+
+    def __init__(self, user_id: str, tier: TierName, weight: float) -> None:
+        self.user_id = user_id
+        self.tier = tier
+        self.weight = weight
+        self.waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self.flights = 0
+        self.received = 0.0
+        self.ahead = 0.0
+        self.entry = 0
+        """Number of the flow's live entry in a heap; 0: none."""
+        self.noted = False
+        """Whether it is on the list of idle users."""
+
+    @property
+    def counter(self) -> float:
+        """Weighted service charged so far."""
+        return self.received + self.ahead
+
+    @property
+    def head(self) -> Waiting:
+        """The run that is next among the user's own."""
+        return next(iter(self.waiting.values()))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a run waits or is under way."""
+        return bool(self.waiting) or self.flights > 0
+
+
+class FlowHeap:
+    """Flows by counter. An entry may be older than its flow's counter, never larger: O(log n), amortised.
+
+    A counter that grew is noticed when its entry comes to the top. One that shrank is pushed anew, which makes the old
+    entry void.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Flow]] = []
+        self._numbers = count(1)
+        self._live = 0
+
+    def push(self, flow: Flow) -> None:
+        """Add a flow, or note that its counter shrank."""
+        if not flow.entry:
+            self._live += 1
+        flow.entry = next(self._numbers)
+        heapq.heappush(self._entries, (flow.counter, flow.entry, flow))
+        if len(self._entries) > 2 * self._live + 64:
+            self._entries = [entry for entry in self._entries if entry[1] == entry[2].entry]
+            heapq.heapify(self._entries)
+
+    def discard(self, flow: Flow) -> None:
+        """Remove a flow that is in this heap."""
+        flow.entry = 0
+        self._live -= 1
+
+    def first(self) -> Flow | None:
+        """The flow with the smallest counter; among equals the one that came first."""
+        entries = self._entries
+        while entries:
+            noted, number, flow = entries[0]
+            if number != flow.entry:
+                heapq.heappop(entries)
+            elif flow.counter > noted:
+                heapq.heapreplace(entries, (flow.counter, number, flow))
+            else:
+                return flow
+        return None
+
+    def pop(self) -> tuple[float, int, Flow]:
+        """Take out the entry of ``first``, which must be there; ``restore`` puts it back."""
+        return heapq.heappop(self._entries)
+
+    def restore(self, entry: tuple[float, int, Flow]) -> None:
+        """Put back what ``pop`` took out."""
+        heapq.heappush(self._entries, entry)
+
+    def __len__(self) -> int:
+        """How many flows are in it."""
+        return self._live
+
+
+class Flight:
+    """A run under way: what it has received, and what it was charged ahead of that."""
+
+    __slots__ = ("ahead", "demand", "flow", "lift", "output_tokens", "received", "started", "weight")
+
+    def __init__(self, demand: Demand, flow: Flow, lift: float) -> None:
+        self.demand = demand
+        self.flow = flow
+        self.started = False
+        self.output_tokens = 0
+        self.received = 0.0
+        self.ahead = 0.0
+        # What is given back is given back as it was taken, also when tiers and shares have changed meanwhile.
+        self.weight = flow.weight
+        self.lift = lift

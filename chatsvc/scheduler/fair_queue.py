@@ -1,0 +1,383 @@
+"""L12, fair share: between any two users who both have work waiting, weighted service differs by a bounded amount.
+
+The queue of one model: pure, no I/O, no clock. Users are served by the smallest counter, which is the weighted service
+they have received plus what they are charged ahead for the replies under way. The bound, its derivation, and what each
+constant is for: ``docs/scheduling.md``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from chatsvc.limits import TierName
+from chatsvc.scheduler.fair_flow import Charge, Demand, Flight, Flow, FlowHeap, Waiting
+from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
+from chatsvc.scheduler.kept_room import KeptRoom
+from chatsvc.scheduler.service_cost import OutputEstimator, ServiceWeights
+from chatsvc.scheduler.standing import Standing, Standings
+from chatsvc.scheduler.virtual_time import VirtualTime
+
+
+class FairQueue:
+    """Who is next, of one model. Every call is O(log n) in the number of waiting users, amortised."""
+
+    def __init__(
+        self,
+        weights: Mapping[TierName, float],
+        *,
+        cost: ServiceWeights | None = None,
+        estimator: OutputEstimator | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self._weights: Final = dict(weights)
+        self._cost: Final = ServiceWeights() if cost is None else cost
+        self._estimator: Final = OutputEstimator() if estimator is None else estimator
+        self._rules: Final = Rules() if rules is None else rules
+        self._time: Final = VirtualTime(weights, floor_share=self._rules.floor_share, quantum=self._rules.quantum)
+        self._room: Final = KeptRoom(self._rules.most_passes)
+        self._heaps: Final = {tier: FlowHeap() for tier in weights}
+        self._flows: dict[str, Flow] = {}
+        self._line_of: dict[str, Flow] = {}
+        self._flights: dict[str, Flight] = {}
+        self._idle: list[tuple[float, str]] = []
+        self._warm = 0
+        """Waiting runs that have something in the prefix cache."""
+        self._roof = 0.0
+        """Most KV tokens that can be free, as seen when nothing ran."""
+        self._parked: dict[str, Flow] = {}
+        """Users whose next run is larger than that. They wait for capacity to come back, in nobody's way."""
+        self._changes = 0
+        self._standings: tuple[int, Standings] | None = None
+
+    # Runs come and go ---------------------------------------------------------------------------------------------
+
+    def put(self, demand: Demand) -> None:
+        """Let a run wait, behind its user's others. One that waits or is under way already changes nothing.
+
+        A run that is older, by its id, than all that wait of its user goes to the front: it has been there before.
+        """
+        if demand.run_id in self._line_of or demand.run_id in self._flights:
+            return
+        flow = self._flow(demand)
+        is_first = not flow.waiting
+        goes_first = is_first or demand.run_id < flow.head.demand.run_id
+        flow.waiting[demand.run_id] = Waiting(demand)
+        self._line_of[demand.run_id] = flow
+        self._warm += demand.cached_tokens > 0
+        self._changes += 1
+        if goes_first:
+            flow.waiting.move_to_end(demand.run_id, last=False)
+            self._unpark(flow)
+        if is_first:
+            # Idling earns no credit and forgives no debt.
+            start = self._time.start(self._least()) + self._time.offset(flow.tier)
+            flow.received += max(0.0, start - flow.counter)
+            self._time.wait(flow.tier, flow.received)
+            self._heaps[flow.tier].push(flow)
+
+    def take(self, sequences: int, kv_tokens: int | None = None) -> list[Demand]:
+        """Remove and return the runs to start now, the next first.
+
+        At most ``sequences``, and together they fit into ``kv_tokens`` with prompt and ``max_tokens``; None: no such
+        limit. From now on each is under way, until ``end`` or ``refund``.
+        """
+        free = math.inf if kv_tokens is None else float(kv_tokens)
+        if free > self._roof or not self._flights:
+            self._roof = free
+            for flow in [flow for flow in self._parked.values() if flow.head.demand.kv_tokens <= free]:
+                self._unpark(flow)
+        taken: list[Demand] = []
+        while len(taken) < sequences and (chosen := self._choose(free)) is not None:
+            demand = self._dispatch(chosen)
+            free -= demand.kv_tokens
+            taken.append(demand)
+        return taken
+
+    def discard(self, run_id: str) -> None:
+        """Forget a waiting run. Unknown ids are fine; one under way stays."""
+        flow = self._line_of.get(run_id)
+        if flow is not None:
+            self._leave(flow, run_id)
+            self._note_idle(flow)
+
+    def started(self, run_id: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine has read the prompt, and counted it. Only the first call counts."""
+        flight = self._flights.get(run_id)
+        if flight is not None and not flight.started:
+            flight.started = True
+            self._deliver(flight, self._cost.of_prompt(prompt_tokens, cached_tokens))
+
+    def delivered(self, run_id: str, output_tokens: int) -> None:
+        """The engine wrote so many more tokens."""
+        flight = self._flights.get(run_id)
+        if flight is not None and output_tokens > 0:
+            flight.output_tokens += output_tokens
+            self._deliver(flight, self._cost.of_output(output_tokens))
+
+    def end(self, run_id: str, *, complete: bool = False) -> Charge | None:
+        """A run under way has ended, in whatever way: it costs what it got, no more and no less.
+
+        A prompt that was not reported as read costs what was expected, for reading was under way. ``complete``: the run
+        came to its own end, so its length says something about lengths. Returns what it came to; None for ids that are
+        not under way.
+        """
+        flight = self._flights.get(run_id)
+        if flight is None:
+            return None
+        demand = flight.demand
+        if not flight.started:
+            self._receive(flight, self._prompt(demand))
+        if complete:
+            self._estimator.observe(demand.user_id, flight.output_tokens)
+        self._land(flight)
+        return Charge(
+            user_id=demand.user_id, tier=demand.tier, service=flight.received, output_tokens=flight.output_tokens
+        )
+
+    def refund(self, run_id: str) -> None:
+        """A run under way was not started here after all, or nothing of it was shown: it costs nothing."""
+        flight = self._flights.get(run_id)
+        if flight is not None:
+            self._receive(flight, -flight.received)
+            self._land(flight)
+
+    # What others ask ----------------------------------------------------------------------------------------------
+
+    def standings(self) -> Standings:
+        """Where every waiting run stands now. O(n log n)."""
+        entries: list[tuple[float, str, float]] = []
+        for flow in self._flows.values():
+            tag = self._tag(flow)
+            weight = flow.weight * self._time.boost(flow.tier)
+            for run_id, waiting in flow.waiting.items():
+                service = self._expected(waiting.demand)
+                entries.append((tag, run_id, service))
+                tag += service / weight
+        return Standings(entries)
+
+    def position(self, run_id: str) -> Standing | None:
+        """Where a run stands; None when it does not wait. O(log n) amortised: a little out of date when many wait."""
+        flow = self._line_of.get(run_id)
+        if flow is None:
+            return None
+        if self._standings is None or self._changes - self._standings[0] > len(self._line_of) // 8:
+            self._standings = (self._changes, self.standings())
+        _, seen = self._standings
+        return seen.of(run_id) or seen.at(self._tag(flow))
+
+    def waits(self) -> bool:
+        """Whether any run waits."""
+        return bool(self._line_of)
+
+    def ids(self) -> set[str]:
+        """The runs that wait."""
+        return set(self._line_of)
+
+    def users(self) -> int:
+        """Users whose state is kept."""
+        return len(self._flows)
+
+    def __len__(self) -> int:
+        return len(self._line_of)
+
+    # The order ----------------------------------------------------------------------------------------------------
+
+    def _choose(self, free: float) -> Flow | None:
+        """The user whose next run is to start, if there is one that may and fits."""
+        kept = self._kept()
+        if kept is not None and kept.head.demand.kv_tokens <= free:
+            return kept
+        if self._room.closed:
+            return None
+        fitting = self._fitting(free)
+        if not fitting:
+            return None
+        best = max(fitting, key=lambda flow: flow.head.demand.cached_tokens)
+        for flow in fitting[: fitting.index(best)]:
+            flow.head.bypassed += 1
+        return best
+
+    def _fitting(self, free: float) -> list[Flow]:
+        """The users among whom the warmest prefix decides, the next first."""
+        fitting: list[Flow] = []
+        seen: list[tuple[FlowHeap, tuple[float, int, Flow]]] = []
+        while len(seen) < self._rules.candidates and (flow := self._first()) is not None:
+            if fitting and self._tag(flow) > self._tag(fitting[0]) + self._near(flow, fitting[0]):
+                break
+            demand, heap = flow.head.demand, self._heaps[flow.tier]
+            if demand.kv_tokens > self._roof:
+                heap.discard(flow)
+                self._parked[flow.user_id] = flow
+                continue
+            seen.append((heap, heap.pop()))
+            if demand.kv_tokens > free:
+                if not fitting and self._room.run_id is None:
+                    self._room.keep(demand.run_id, self._expected(demand))
+            elif self._room.lets_pass(self._expected(demand)):
+                fitting.append(flow)
+                if not self._warm or flow.head.bypassed >= self._rules.most_bypasses:
+                    break
+        for heap, entry in seen:
+            heap.restore(entry)
+        return fitting
+
+    def _kept(self) -> Flow | None:
+        """The user for whose next run room is kept."""
+        if self._room.run_id is None:
+            return None
+        flow = self._line_of.get(self._room.run_id)
+        if flow is None or flow.head.demand.run_id != self._room.run_id or flow.head.demand.kv_tokens > self._roof:
+            self._room.run_id = None
+            return None
+        return flow
+
+    def _first(self) -> Flow | None:
+        """The user with the smallest counter, over all tiers."""
+        firsts = [flow for heap in self._heaps.values() if (flow := heap.first()) is not None]
+        return min(firsts, key=self._tag, default=None)
+
+    def _least(self) -> float | None:
+        first = self._first()
+        return None if first is None else self._tag(first)
+
+    def _tag(self, flow: Flow) -> float:
+        """The user's counter, as compared over all tiers."""
+        return flow.counter - self._time.offset(flow.tier)
+
+    def _near(self, one: Flow, other: Flow) -> float:
+        return self._rules.quantum / max(one.weight, other.weight)
+
+    def _unpark(self, flow: Flow) -> None:
+        if self._parked.pop(flow.user_id, None) is not None:
+            self._heaps[flow.tier].push(flow)
+
+    # Accounts -----------------------------------------------------------------------------------------------------
+
+    def _flow(self, demand: Demand) -> Flow:
+        """The user's account, in the tier it has now."""
+        flow = self._flows.get(demand.user_id)
+        if flow is None:
+            flow = self._flows[demand.user_id] = Flow(demand.user_id, demand.tier, self._weights[demand.tier])
+        if not flow.has_work:
+            self._time.work(flow.tier, 1)
+        if flow.tier is not demand.tier:
+            self._change_tier(flow, demand.tier)
+        return flow
+
+    def _change_tier(self, flow: Flow, tier: TierName) -> None:
+        entered = flow.entry != 0
+        if entered:
+            self._heaps[flow.tier].discard(flow)
+        if flow.waiting:
+            self._time.wait_no_more(flow.tier, flow.received)
+        self._time.work(flow.tier, -1)
+        flow.received += self._time.offset(tier) - self._time.offset(flow.tier)
+        flow.tier, flow.weight = tier, self._weights[tier]
+        self._time.work(tier, 1)
+        if flow.waiting:
+            self._time.wait(tier, flow.received)
+        if entered:
+            self._heaps[tier].push(flow)
+
+    def _dispatch(self, flow: Flow) -> Demand:
+        demand = flow.head.demand
+        self._leave(flow, demand.run_id)
+        if self._time.waiting == bool(flow.waiting):
+            self._time.reach(flow.received - self._time.offset(flow.tier))
+        flight = Flight(demand, flow, self._time.lift(flow.tier))
+        self._flights[demand.run_id] = flight
+        flow.flights += 1
+        self._charge_ahead(flight)
+        self._room.note(demand.run_id, self._expected(demand))
+        return demand
+
+    def _prompt(self, demand: Demand) -> float:
+        return self._cost.of_prompt(demand.prompt_tokens, demand.cached_tokens)
+
+    def _expected(self, demand: Demand) -> float:
+        """Service that a run is likely to come to."""
+        output = self._estimator.predict(demand.user_id, demand.max_tokens)
+        return self._prompt(demand) + self._cost.of_output(output)
+
+    def _charge_ahead(self, flight: Flight) -> None:
+        """Charge a run for its prompt, until it is read, and for the tokens that it is about to be given."""
+        left = flight.demand.max_tokens - flight.output_tokens
+        coming = max(0.0, min(self._rules.lookahead * self._estimator.usual, left))
+        unread = 0.0 if flight.started else self._prompt(flight.demand)
+        self._set_ahead(flight, unread + self._cost.of_output(coming))
+
+    def _set_ahead(self, flight: Flight, ahead: float) -> None:
+        flight.flow.ahead += (ahead - flight.ahead) / flight.weight
+        flight.ahead = ahead
+
+    def _receive(self, flight: Flight, service: float) -> None:
+        flow = flight.flow
+        flight.received += service
+        flow.received += service / flight.weight
+        if flow.waiting:
+            self._time.receive(flow.tier, service / flight.weight)
+        self._time.shift(flight.demand.tier, service * flight.lift)
+
+    def _deliver(self, flight: Flight, service: float) -> None:
+        before = flight.flow.counter
+        self._receive(flight, service)
+        self._charge_ahead(flight)
+        if flight.flow.counter < before:
+            self._note_decrease(flight.flow)
+        self._time.advance(service, self._least())
+        self._forget_settled()
+
+    def _land(self, flight: Flight) -> None:
+        del self._flights[flight.demand.run_id]
+        self._set_ahead(flight, 0.0)
+        flow = flight.flow
+        flow.flights -= 1
+        if not flow.flights:
+            flow.ahead = 0.0
+        self._note_decrease(flow)
+        self._note_idle(flow)
+
+    def _note_decrease(self, flow: Flow) -> None:
+        if flow.entry:
+            self._heaps[flow.tier].push(flow)
+
+    def _leave(self, flow: Flow, run_id: str) -> None:
+        """Take a run out of its user's line."""
+        self._warm -= flow.waiting.pop(run_id).demand.cached_tokens > 0
+        del self._line_of[run_id]
+        self._changes += 1
+        self._unpark(flow)
+        if not flow.waiting:
+            self._time.wait_no_more(flow.tier, flow.received)
+            self._heaps[flow.tier].discard(flow)
+
+    def _note_idle(self, flow: Flow) -> None:
+        """Keep nothing of a user who has no work and owes nothing."""
+        if flow.has_work:
+            return
+        self._time.work(flow.tier, -1)
+        if not self._line_of and not self._flights:
+            self._flows.clear()
+            self._idle.clear()
+            self._time.reset()
+        elif not flow.noted:
+            flow.noted = True
+            heapq.heappush(self._idle, (self._tag(flow), flow.user_id))
+            self._forget_settled()
+
+    def _forget_settled(self) -> None:
+        many = len(self._idle) > max(KEPT_IDLE, len(self._flows) - len(self._idle))
+        settled = self._time.start(self._least()) if many else self._time.now
+        while self._idle and self._idle[0][0] <= settled:
+            flow = self._flows[heapq.heappop(self._idle)[1]]
+            flow.noted = False
+            if flow.has_work:
+                continue
+            if self._tag(flow) <= settled:
+                del self._flows[flow.user_id]
+            else:
+                flow.noted = True
+                heapq.heappush(self._idle, (self._tag(flow), flow.user_id))

@@ -1,0 +1,28 @@
+"""The constants of the fair queue. What each is for, and how the bound follows from them: ``docs/scheduling.md``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+KEPT_IDLE: Final = 1000
+"""Idle users of whom it is remembered exactly how far they were ahead; of more, only those who still are."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of the order. None depends on the load; each is a bound that is promised, but the first."""
+
+    lookahead: float = 0.5
+    """What a reply under way is charged for before it is written, as a share of a usual reply of the model."""
+    quantum: float = 1024.0
+    """Service within which users count as equal, so that the warmer prefix may go first: about one reply."""
+    most_bypasses: int = 4
+    """How often a run that is next may see a warmer one go first."""
+    most_passes: int = 32
+    """How many lighter runs may pass one that does not fit, before room is kept for it; together they may cost no more
+    than it does."""
+    candidates: int = 5
+    """Users looked at for one dispatch: the next, and as many as may bypass it."""
+    floor_share: float = 0.05
+    """What the free tier gets at least while it waits, as a share of what the paying tiers get."""

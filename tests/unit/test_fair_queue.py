@@ -1,0 +1,355 @@
+"""The fair queue: who is next, what is charged, and who may go before whom."""
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatsvc.limits import TierName
+from chatsvc.scheduler.fair_flow import Demand
+from chatsvc.scheduler.fair_queue import FairQueue
+from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
+from chatsvc.scheduler.service_cost import OutputEstimator, ServiceWeights
+
+FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
+WEIGHTS = {PRO: 16.0, PLUS: 4.0, FREE: 1.0}
+COST = ServiceWeights(prompt=1, cached=0.1, output=3)
+numbers = count()
+
+
+def demand(user, *, prompt=100, most=500, cached=0, tier=FREE, run_id=None):
+    return Demand(
+        run_id=run_id or f"r{next(numbers):09d}",
+        user_id=user,
+        tier=tier,
+        prompt_tokens=prompt,
+        max_tokens=most,
+        cached_tokens=cached,
+    )
+
+
+def queue(**rules):
+    return FairQueue(WEIGHTS, cost=COST, rules=Rules(**rules))
+
+
+def put(line, *demands):
+    for one in demands:
+        line.put(one)
+    return demands
+
+
+def serve(line, one, tokens=10, **end):
+    """A whole reply, from its dispatch on."""
+    line.started(one.run_id, one.prompt_tokens, one.cached_tokens)
+    line.delivered(one.run_id, tokens)
+    return line.end(one.run_id, **end)
+
+
+def serve_all(line, rounds, tokens=10):
+    """One at a time; returns the users in the order in which they were served."""
+    users = []
+    for _ in range(rounds):
+        for one in line.take(1):
+            users.append(one.user_id)
+            serve(line, one, tokens)
+    return users
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+def test_users_take_turns_however_much_each_of_them_asks():
+    line = queue()
+    put(line, *(demand("greedy") for _ in range(50)), *(demand("modest") for _ in range(5)))
+    assert serve_all(line, 10).count("modest") == 5
+
+
+def test_a_users_own_runs_start_in_the_order_in_which_they_came():
+    line = queue()
+    runs = put(line, *(demand("u") for _ in range(5)))
+    assert [one.run_id for one in line.take(5)] == [one.run_id for one in runs]
+
+
+def test_weights_are_shares():
+    line = queue()
+    put(line, *(demand(str(tier), tier=tier) for tier in WEIGHTS for _ in range(400)))
+    users = serve_all(line, 420)
+    assert (users.count("free"), users.count("plus"), users.count("pro")) == (20, 80, 320)
+
+
+def test_a_paying_user_is_no_worse_off_in_a_crowd_of_its_own_tier_than_a_free_one():
+    line = queue()
+    put(line, *(demand(f"pro{n}", tier=PRO) for n in range(60) for _ in range(10)))
+    put(line, *(demand("free") for _ in range(100)))
+    users = serve_all(line, 300)
+    assert users.count("free") <= max(users.count(f"pro{n}") for n in range(60)) + 1
+
+
+def test_putting_a_run_twice_changes_nothing():
+    line = queue()
+    (one,) = put(line, demand("u"))
+    line.put(one)
+    assert len(line) == 1
+    assert line.take(5) == [one]
+    line.put(one)
+    assert (len(line), line.take(5)) == (0, [])
+
+
+def test_unknown_ids_are_fine_everywhere():
+    line = queue()
+    put(line, demand("u"))
+    line.discard("x")
+    line.started("x", 1, 0)
+    line.delivered("x", 1)
+    line.refund("x")
+    assert line.end("x") is None
+    assert line.position("x") is None
+    assert len(line) == 1
+
+
+def test_a_run_that_comes_back_goes_before_its_users_younger_runs():
+    line = queue()
+    first, second = put(line, demand("u"), demand("u"))
+    line.take(1)
+    line.refund(first.run_id)
+    line.put(first)
+    assert line.take(2) == [first, second]
+
+
+def test_a_user_who_changes_tier_has_the_new_weight_at_once():
+    line = queue()
+    put(line, *(demand("u") for _ in range(20)), *(demand("other") for _ in range(60)))
+    assert serve_all(line, 20).count("u") == 10
+    put(line, *(demand("u", tier=PLUS) for _ in range(60)))
+    assert serve_all(line, 50).count("u") == 40
+
+
+# Idling ---------------------------------------------------------------------------------------------------------------
+
+
+def test_idling_earns_no_credit():
+    line = queue()
+    put(line, *(demand("busy") for _ in range(200)), demand("idler"))
+    serve_all(line, 100)
+    put(line, *(demand("idler") for _ in range(50)))
+    assert 9 <= serve_all(line, 20).count("idler") <= 11
+
+
+def test_idling_forgives_no_debt():
+    line = queue()
+    (large,) = put(line, demand("debtor"))
+    assert line.take(1) == [large]
+    put(line, *(demand("other") for _ in range(100)), demand("third"))
+    serve(line, large, tokens=500)
+    assert "third" in serve_all(line, 3)
+    put(line, demand("debtor"))
+    # 1,600 of service ahead, 130 a reply of the other's: it waits for about a dozen of them.
+    assert "debtor" not in serve_all(line, 9)
+    assert "debtor" in serve_all(line, 6)
+
+
+def test_a_crowd_of_newcomers_cannot_keep_a_user_waiting_for_ever():
+    line = queue()
+    put(line, demand("old"), demand("old"))
+    (one,) = line.take(1)
+    served = []
+    for n in range(40):
+        put(line, demand(f"new{n}a"), demand(f"new{n}b"))
+        served += serve_all(line, 1)
+        if n == 0:
+            serve(line, one)
+    assert "old" in served
+
+
+def test_nothing_is_kept_of_users_who_are_done():
+    line = queue()
+    put(line, *(demand(f"u{n}") for n in range(100)))
+    serve_all(line, 100)
+    assert line.users() == 0
+
+
+def test_what_is_kept_of_users_is_bounded_while_others_wait():
+    line = queue()
+    put(line, *(demand("steady") for _ in range(10)))
+    for n in range(5 * KEPT_IDLE):
+        put(line, demand(f"passer-by{n}"))
+        serve_all(line, 1)
+        if len(line) < 5:
+            put(line, demand("steady"))
+    assert line.users() < 2 * KEPT_IDLE
+
+
+# Charges --------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 60), max_size=12),
+    st.sampled_from(["complete", "stopped", "failed", "crashed"]),
+    st.integers(0, 400),
+    st.booleans(),
+)
+def test_what_is_charged_is_what_was_delivered_whatever_the_end(parts, how, cached, twice):
+    line = queue()
+    (one,) = put(line, demand("u", prompt=300, most=500, cached=100))
+    line.take(1)
+    line.started(one.run_id, 300, cached)
+    if twice:
+        line.started(one.run_id, 999, 0)
+    for tokens in parts:
+        line.delivered(one.run_id, tokens)
+    charge = line.end(one.run_id, complete=how == "complete")
+    assert charge.service == pytest.approx(COST.of_prompt(300, cached) + 3 * sum(parts))
+    assert line.end(one.run_id) is None
+
+
+def test_a_run_that_was_refunded_cost_nothing():
+    line = queue()
+    put(line, demand("u"), demand("u"), demand("v"), demand("v"))
+    first = line.take(1)[0]
+    line.started(first.run_id, 100, 0)
+    line.refund(first.run_id)
+    again = line.position(next(iter(line.ids())))
+    assert again.position == 1
+    users = serve_all(line, 3)
+    assert sorted(users) == ["u", "v", "v"]
+
+
+def test_a_prompt_that_was_being_read_when_its_run_was_stopped_is_charged():
+    line = queue()
+    (one,) = put(line, demand("u", prompt=30_000))
+    line.take(1)
+    assert line.end(one.run_id).service == 30_000
+
+
+def test_a_user_who_is_charged_ahead_gets_back_what_was_not_written():
+    line = queue()
+    put(line, *(demand("short") for _ in range(50)), *(demand("long") for _ in range(50)))
+    got = {"short": 0, "long": 0}
+    for _ in range(60):
+        for one in line.take(1):
+            got[one.user_id] += serve(line, one, tokens=1 if one.user_id == "short" else 100).service
+    assert abs(got["short"] - got["long"]) < 500
+
+
+# Room -----------------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_fits_is_taken():
+    line = queue()
+    put(line, demand("a"), demand("b"), demand("c"))
+    assert len(line.take(2, 10_000)) == 2
+    assert line.take(1, 599) == []
+    assert len(line.take(1, 600)) == 1
+
+
+def test_lighter_runs_pass_one_that_does_not_fit_but_not_for_ever():
+    line = queue(most_passes=4)
+    assert len(put(line, demand("filler", most=400))) == len(line.take(1, 40_000))
+    (book,) = put(line, demand("book", prompt=30_000))
+    put(line, *(demand(f"u{n}") for n in range(20)))
+    passed = [one.user_id for _ in range(10) for one in line.take(1, 1000)]
+    assert len(passed) == 4
+    assert line.take(1, 30_500) == [book]
+    assert len(line.take(9, 1000)) == 1
+
+
+def test_what_passes_a_large_run_costs_no_more_than_it():
+    line = queue()
+    put(line, demand("filler"))
+    line.take(1, 2000)
+    put(line, demand("large", prompt=900, most=900))
+    put(line, *(demand(f"u{n}") for n in range(20)))
+    expected = 100 + 3 * OutputEstimator.FIRST_GUESS
+    passed = [one for _ in range(10) for one in line.take(1, 1000)]
+    assert len(passed) == (900 + 3 * OutputEstimator.FIRST_GUESS) // expected
+
+
+def test_a_run_larger_than_the_shrunken_engine_is_in_nobodys_way_and_starts_when_it_has_grown_again():
+    line = queue()
+    large = [demand(f"large{n}", prompt=9000) for n in range(8)]
+    put(line, *large, *(demand(f"u{n}") for n in range(20)))
+    for _ in range(20):
+        (one,) = line.take(1, 5000)
+        assert one.user_id.startswith("u")
+        serve(line, one)
+    assert line.take(1, 5000) == []
+    assert len(line) == 8
+    assert line.take(1, 10_000)[0] in large
+
+
+# Warmth ---------------------------------------------------------------------------------------------------------------
+
+
+def test_of_users_who_are_about_equal_the_warmest_goes_first():
+    line = queue()
+    put(line, demand("cold"), demand("warm", cached=90), demand("lukewarm", cached=50))
+    assert [one.user_id for one in line.take(3)] == ["warm", "lukewarm", "cold"]
+
+
+def test_a_run_is_bypassed_at_most_four_times():
+    line = queue(quantum=1e9)
+    put(line, demand("cold"))
+    users = []
+    for n in range(10):
+        put(line, *(demand(f"warm{n}{m}", cached=90) for m in range(3)))
+        users += serve_all(line, 1)
+    assert users.index("cold") == 4
+
+
+def test_warmth_buys_nothing_beyond_a_quantum():
+    line = queue(quantum=300)
+    put(line, *(demand("warm", cached=90) for _ in range(20)), *(demand("cold") for _ in range(20)))
+    users = serve_all(line, 20, tokens=100)
+    assert 9 <= users.count("cold") <= 11
+
+
+# Positions ------------------------------------------------------------------------------------------------------------
+
+
+def test_positions_say_in_which_order_runs_will_start():
+    line = queue()
+    runs = put(line, *(demand(f"u{n % 4}", tier=[FREE, PLUS, PRO, FREE][n % 4]) for n in range(40)))
+    told = {one.run_id: line.position(one.run_id).position for one in runs}
+    order = [one.run_id for _ in range(40) for one in line.take(1)]
+    assert sorted(told.values()) == list(range(1, 41))
+    off = [abs(told[run_id] - place) for place, run_id in enumerate(order, 1)]
+    assert max(off) <= 4
+
+
+def test_the_service_ahead_grows_with_the_position():
+    line = queue()
+    runs = put(line, *(demand(f"u{n}") for n in range(10)))
+    ahead = [line.position(one.run_id).service_ahead for one in runs]
+    assert ahead[0] == 0
+    assert ahead == sorted(ahead)
+    assert ahead[9] == pytest.approx(9 * (100 + 3 * OutputEstimator.FIRST_GUESS))
+
+
+def test_a_run_that_came_since_the_last_look_has_a_position_too():
+    line = queue()
+    put(line, *(demand(f"u{n}") for n in range(100)))
+    line.position(next(iter(line.ids())))
+    (new,) = put(line, demand("new"))
+    assert 1 <= line.position(new.run_id).position <= 101
+
+
+# Estimates ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_expected_length_follows_its_replies():
+    guess = OutputEstimator()
+    assert guess.predict("u", 10_000) == OutputEstimator.FIRST_GUESS
+    for _ in range(50):
+        guess.observe("u", 20)
+        guess.observe("v", 800)
+    assert guess.predict("u", 10_000) < guess.usual < guess.predict("v", 10_000)
+    assert guess.usual == pytest.approx(410, rel=0.1)
+    assert guess.predict("v", 100) == 100
+
+
+def test_the_estimator_forgets_the_users_seen_least_recently():
+    guess = OutputEstimator(most_users=10)
+    for n in range(100):
+        guess.observe(f"u{n}", 10)
+    assert len(guess) == 10
