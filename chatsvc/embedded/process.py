@@ -8,7 +8,8 @@ on this data set" and nothing else, whatever process ids have been used again si
     lock held, no answer       → it is starting or stopping: wait, then say so
 
 A server that dies while we run (killed for memory, or ended by a full disk) is started again, with back-off, until that
-succeeds: what it had written is in its files.
+succeeds: what it had written is in its files. Nothing that goes wrong while we look at it, as when no file can be
+opened for want of descriptors, ends that.
 
 Servers run in a session of their own, so that Ctrl-C in a terminal reaches us and not them. They listen on a Unix
 socket in a directory that only their user may enter, never on TCP.
@@ -31,9 +32,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from chatsvc.embedded.datadir import full_disk, held, lines, open_private, refusal, take, unusable
 from chatsvc.errors import ConfigError
+
+_log = structlog.get_logger(__name__)
 
 Progress = Callable[[str], None]
 """Told what a slow start is doing, one short line at a time."""
@@ -102,15 +106,24 @@ async def running(server: Server, progress: Progress) -> AsyncIterator[None]:
         if keeper.child is None:
             progress(f"Using the {server.title} that is still running")
         watch = asyncio.create_task(keeper.run(), name=f"keep {server.title} running")
+        watch.add_done_callback(_die_with)
         yield
     finally:
         if watch is not None:
+            watch.remove_done_callback(_die_with)
             watch.cancel()
             await asyncio.wait([watch])
         await _stop(server, keeper.child)
         if server.sockets != server.directory:
             with suppress(OSError):  # left behind when something else is in it
                 server.sockets.rmdir()
+
+
+def _die_with(watch: asyncio.Task[None]) -> None:
+    """Nobody would start the server again: better to shut down and be restarted."""
+    error = None if watch.cancelled() else watch.exception()
+    _log.error("a server of our own is not looked after any more", part=watch.get_name(), exc_info=error)
+    signal.raise_signal(signal.SIGTERM)
 
 
 class _Keeper:
@@ -122,9 +135,10 @@ class _Keeper:
         self.child: subprocess.Popen[bytes] | None = None
 
     async def bring_up(self) -> None:
-        """Return when the server answers. Raises ``ConfigError``."""
+        """Return when the server answers. Raises ``ConfigError``, or ``OSError`` when it cannot be looked at."""
         server = self._server
-        self.child = _spawn_if_free(server, self._progress)
+        if self.child is None or self.child.poll() is not None:  # else an earlier try was given up while it started
+            self.child = _spawn_if_free(server, self._progress)
         deadline = time.monotonic() + _START_S
         while not await asyncio.to_thread(server.ready):
             if self.child is None:
@@ -138,22 +152,36 @@ class _Keeper:
     async def run(self) -> None:
         """Bring the server up again whenever it has died, until cancelled."""
         back_off_s = 0.0
+        died = False
         while True:
             await asyncio.sleep(back_off_s or _WATCH_S)
-            if self._lives():
-                back_off_s = 0.0
-                continue
-            self._progress(f"{self._server.title} has died, and is started again")
             try:
-                await self.bring_up()
+                if died or not self._lives():
+                    if not died:
+                        died = True
+                        self._progress(f"{self._server.title} has died, and is started again")
+                    await self.bring_up()
+                    died = False
+                    self._progress(f"{self._server.title} is back")
+                back_off_s = 0.0
             except ConfigError as error:
-                back_off_s = min(2 * back_off_s or _WATCH_S, _LONGEST_BACK_OFF_S)
+                back_off_s = _next_wait(back_off_s)
                 self._progress(f"{error} It is tried again in {back_off_s:g} s.")
-            else:
-                self._progress(f"{self._server.title} is back")
+            except Exception as error:  # noqa: BLE001 - logged; nobody else would start it again
+                back_off_s = _next_wait(back_off_s)
+                _log.exception(
+                    "a server of our own could not be looked at; it is tried again",
+                    server=self._server.title,
+                    error_type=type(error).__name__,
+                    wait_s=back_off_s,
+                )
 
     def _lives(self) -> bool:
         return held(self._server.lock) if self.child is None else self.child.poll() is None
+
+
+def _next_wait(back_off_s: float) -> float:
+    return min(2 * back_off_s or _WATCH_S, _LONGEST_BACK_OFF_S)
 
 
 def _spawn_if_free(server: Server, progress: Progress) -> subprocess.Popen[bytes] | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import os
 import signal
@@ -14,6 +15,8 @@ import pytest
 import redis.asyncio as aioredis
 
 from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
+from chatsvc.embedded import process as processes
+from chatsvc.embedded import valkey as valkeys
 from chatsvc.embedded.datadir import held
 from chatsvc.embedded.process import answers
 from chatsvc.errors import ConfigError
@@ -177,6 +180,78 @@ async def test_servers_that_die_while_we_run_are_started_again_with_their_data(d
     assert nothing_runs(data_dir)
 
 
+@pytest.fixture
+def quick_looks(monkeypatch):
+    """The keeper looks all the time, and waits little after a failure."""
+    monkeypatch.setattr(processes, "_WATCH_S", 0.02)
+    monkeypatch.setattr(processes, "_LONGEST_BACK_OFF_S", 0.05)
+
+
+class Failing:
+    """Raises what it is told to as often as it is told to, then does what it stands for."""
+
+    def __init__(self, real, *, times):
+        self.real = real
+        self.times = times
+        self.spent = asyncio.Event()
+
+    def __call__(self, *args):
+        if self.times > 0:
+            self.times -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        self.spent.set()
+        return self.real(*args)
+
+
+async def heard(said, line):
+    async with asyncio.timeout(60):
+        while line not in said:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("fails", ["held", "_spawn_if_free", "answers"])
+async def test_a_server_is_looked_after_also_when_no_file_can_be_opened_for_a_while(
+    data_dir, said, quick_looks, monkeypatch, fails
+):
+    """While it is looked at, while it is started again, and while it is asked whether it is up."""
+    async with embedded_redis(data_dir, said.append) as url, contextlib.AsyncExitStack() as stack:
+        module = valkeys if fails == "answers" else processes
+        failing = Failing(getattr(module, fails), times=3)
+        if fails == "held":  # asked of a server that was found running only, so find it
+            await stack.enter_async_context(embedded_redis(data_dir, said.append))
+        monkeypatch.setattr(module, fails, failing)
+        if fails == "held":
+            await asyncio.wait_for(failing.spent.wait(), 60)
+        await kill_and_see_it_back(data_dir, said)
+        assert failing.spent.is_set()
+        await redis_info(url)
+        assert said.count("Valkey has died, and is started again") <= 2
+    assert nothing_runs(data_dir)
+
+
+async def kill_and_see_it_back(data_dir, said):
+    os.kill(int((data_dir / "valkey/valkey.pid").read_text()), signal.SIGKILL)
+    await heard(said, "Valkey is back")
+
+
+async def test_who_owns_a_server_is_stopped_when_nobody_looks_after_it_any_more(data_dir, quick_looks):
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+
+    def says(line):
+        if "has died" in line:
+            raise asyncio.CancelledError  # what the keeper cannot catch
+
+    try:
+        async with embedded_redis(data_dir, says):
+            os.kill(int((data_dir / "valkey/valkey.pid").read_text()), signal.SIGKILL)
+            await asyncio.wait_for(stopped.wait(), 60)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+    assert nothing_runs(data_dir)
+
+
 async def test_a_second_start_on_the_same_data_finds_the_first_server(data_dir, said):
     async with embedded_redis(data_dir, said.append) as first:
         one = await redis_info(first)
@@ -273,10 +348,8 @@ async def test_a_missing_server_is_refused_with_every_way_out(data_dir, said, mo
 
 
 async def test_a_server_on_the_path_serves_where_the_wheel_is_missing(data_dir, said, monkeypatch):
-    from chatsvc.embedded import valkey
-
     (data_dir / "bin").mkdir()
-    (data_dir / "bin" / "redis-server").symlink_to(valkey._binary())
+    (data_dir / "bin" / "redis-server").symlink_to(valkeys._binary())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(data_dir / "bin"))
     async with embedded_redis(data_dir, said.append) as url:
