@@ -11,7 +11,7 @@ from typing import Final
 from chatsvc.errors import MessageTooLong
 
 DEFAULT_REPLY_TOKENS: Final = 4096
-"""Reply length when the request names none: about 3,000 English words, more than chat models write in one go."""
+"""Reply length when the request names none, and the model nothing shorter."""
 RESERVE_SHARE: Final = 4
 """A quarter of a small window is kept for the reply, so that the last turn that still fits can be answered usefully."""
 
@@ -21,11 +21,11 @@ def reply_reserve(window: int, requested: int | None) -> int:
     return requested if requested is not None else min(DEFAULT_REPLY_TOKENS, window // RESERVE_SHARE)
 
 
-def reply_limit(*, prompt_tokens: int, window: int, requested: int | None) -> int:
+def reply_limit(*, prompt_tokens: int, window: int, requested: int | None, default: int = DEFAULT_REPLY_TOKENS) -> int:
     """Most tokens the reply may have.
 
     Raises ``MessageTooLong`` with the numbers when the prompt leaves less than the reserve. Without a request the reply
-    may use more than the reserve, up to ``DEFAULT_REPLY_TOKENS``, where the prompt is short.
+    may use more than the reserve, up to ``default``, where the prompt is short.
     """
     reserve = reply_reserve(window, requested)
     room = window - prompt_tokens
@@ -40,4 +40,4 @@ def reply_limit(*, prompt_tokens: int, window: int, requested: int | None) -> in
             window=window,
             limit=window - reserve,
         )
-    return requested if requested is not None else min(DEFAULT_REPLY_TOKENS, room)
+    return requested if requested is not None else min(default, room)

@@ -46,6 +46,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the KV cache holds, where known."""
     temperature: float = 0.7
     """What suits the model when a request names none."""
+    reply_tokens: int = 4096
+    """Most tokens of a reply when a request names none: about 3,000 English words, more than chat models write in one
+    go."""
 
 
 def room(prompt: Prompt, sampling: Sampling, limits: EngineLimits) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
-from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
+from chatsvc.inference.embedded_model import EMBEDDED_HABITS, unpack_embedded_model
 from chatsvc.inference.loading import forget_loaded, load_in_thread, warm_up
 from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
@@ -77,7 +77,7 @@ class TransformersEngine(Engine):
             window=window,
             slots=self._options.slots,
             kv_tokens=self._options.kv_tokens,
-            **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
+            **({} if self._source else EMBEDDED_HABITS),
         )
         progress(f"{self._model}: warming up")
         await warm_up(self)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chatsvc.errors import EngineFailed, EngineUnavailable
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
-from chatsvc.inference.embedded_model import EMBEDDED_TEMPERATURE, unpack_embedded_model
+from chatsvc.inference.embedded_model import EMBEDDED_HABITS, unpack_embedded_model
 from chatsvc.inference.lifeline import Lifeline
 from chatsvc.inference.loading import forget_loaded, load_in_thread, warm_up
 from chatsvc.inference.pulse import Pulse
@@ -78,7 +78,7 @@ class VllmEngine(Engine):
             window=config.model_config.max_model_len,
             slots=config.scheduler_config.max_num_seqs,
             kv_tokens=blocks * block_size if blocks else None,
-            **({} if self._source else {"temperature": EMBEDDED_TEMPERATURE}),
+            **({} if self._source else EMBEDDED_HABITS),
         )
         processes = self._module.CoreProcesses(core)
         self._pulse = pulse = Pulse(core.is_paused, processes.cpu_seconds)

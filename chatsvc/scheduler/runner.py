@@ -161,7 +161,12 @@ class Runner:
         prompt = active.prompt or await self._prompt(run, engine, progress)
         window = engine.limits.window
         sampling = Sampling(
-            max_tokens=reply_limit(prompt_tokens=prompt.tokens, window=window, requested=run.max_tokens),
+            max_tokens=reply_limit(
+                prompt_tokens=prompt.tokens,
+                window=window,
+                requested=run.max_tokens,
+                default=engine.limits.reply_tokens,
+            ),
             temperature=engine.limits.temperature if run.temperature is None else run.temperature,
         )
         progress.usage = Usage(prompt_tokens=prompt.tokens)

@@ -266,7 +266,10 @@ class Submitter:
             limit = EXPECTED_OUTPUT if max_tokens is None else max_tokens
             return None, expected_cost(self._cost, prompt_tokens=guess, reply_limit=limit)
         prompt = await engine.render(messages)
-        limit = reply_limit(prompt_tokens=prompt.tokens, window=engine.limits.window, requested=max_tokens)
+        limits = engine.limits
+        limit = reply_limit(
+            prompt_tokens=prompt.tokens, window=limits.window, requested=max_tokens, default=limits.reply_tokens
+        )
         return prompt, expected_cost(self._cost, prompt_tokens=prompt.tokens, reply_limit=limit)
 
     async def _tokens(self, model: str, content: str) -> int | None:
