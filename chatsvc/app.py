@@ -33,11 +33,13 @@ from chatsvc.api.stream import StoreSource
 from chatsvc.clock import SystemClock
 from chatsvc.config import UNNAMED_MODEL, Config
 from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
+from chatsvc.errors import LogUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
 from chatsvc.scheduler import Scheduler
 from chatsvc.store import migrate, open_store
+from chatsvc.streamlog.base import StreamLog
 from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.hub import Hub
 from chatsvc.streamlog.presence import Presence
@@ -122,6 +124,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     )
     log = create_log(redis_url, timeout_s=config.database.timeout_s)
     stack.push_async_callback(log.aclose)
+    await _warn_without_redis(log)
     hub = Hub(log)
     writer = LogWriter(
         log, hub, batch_ms=config.stream.batch_ms, batch_tokens=config.stream.batch_tokens, holds=store.runs.holds
@@ -206,6 +209,18 @@ async def _drain(config: Config, scheduler: Scheduler, streams: Streams) -> None
     finally:
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
+
+
+async def _warn_without_redis(log: StreamLog) -> None:
+    """Say it once when Redis does not answer; the start goes on, since it may come later."""
+    try:
+        await log.ping()
+    except LogUnavailable as error:
+        _log.warning(
+            "Redis does not answer: new messages are refused until it does (503 log_unavailable). Is it running, and is"
+            " CHATSVC_REDIS_URL right? It is tried again by itself; /readyz says how it is under checks.redis",
+            reason=error.detail,
+        )
 
 
 def _progress(line: str) -> None:
