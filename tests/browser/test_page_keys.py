@@ -122,6 +122,20 @@ async def test_drafts_are_kept_apart_and_outlive_a_reload(visit):
     await expect(tab.field).to_have_value("another thought")
 
 
+async def test_a_suggestion_never_replaces_what_is_written(visit):
+    tab = await visit()
+    suggestion = tab.page.get_by_role("button", name="Explain how tides work")
+    await expect(suggestion).to_be_visible()
+    await tab.field.fill("My own question")
+    await expect(suggestion).to_be_hidden()
+    await tab.page.evaluate("() => document.querySelector('.empty button').click()")
+    await expect(tab.field).to_have_value("My own question")
+    await tab.field.fill("")
+    await suggestion.click()
+    await expect(tab.field).to_have_value("Explain how tides work, in three sentences.")
+    assert await focused(tab) == "Message"
+
+
 async def test_the_reply_is_read_out_as_it_comes(visit):
     tab = await visit()
     spoken = tab.page.locator("[aria-live=polite]")

@@ -14,9 +14,11 @@ interface ComposerProps {
   thread: Thread;
   /** Text put in from outside (a suggestion); each new object is taken once. */
   offered: { text: string } | null;
+  /** Told whether the field is empty: text from outside may be put in then, and only then. */
+  onBlank(blank: boolean): void;
 }
 
-export function Composer({ thread, offered }: ComposerProps) {
+export function Composer({ thread, offered, onBlank }: ComposerProps) {
   const app = useApp();
   const area = useRef<HTMLTextAreaElement>(null);
   const [text, setText] = useState(() => app.drafts.get(thread.id.peek()));
@@ -31,12 +33,14 @@ export function Composer({ thread, offered }: ComposerProps) {
   latest.current = text;
 
   useLayoutEffect(() => fitHeight(area.current), [text]);
+  const blank = text.trim() === "";
+  useLayoutEffect(() => onBlank(blank), [blank]);
   useEffect(() => {
     if (!hasTouchKeyboard()) area.current?.focus({ preventScroll: true });
   }, [thread]);
   useEffect(() => {
     if (!offered) return;
-    write(offered.text);
+    if (latest.current.trim() === "") write(offered.text);
     area.current?.focus();
   }, [offered]);
 
@@ -95,7 +99,7 @@ export function Composer({ thread, offered }: ComposerProps) {
             onClick={() => void app.act(() => thread.stop())}
           />
         ) : (
-          <button type="submit" class="icon-button round is-send" aria-label="Send" title="Send" disabled={pending || text.trim() === ""}>
+          <button type="submit" class="icon-button round is-send" aria-label="Send" title="Send" disabled={pending || blank}>
             <SendFace />
           </button>
         )}

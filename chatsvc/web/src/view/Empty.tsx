@@ -5,12 +5,18 @@ const SUGGESTIONS = [
   "Give me a week of simple vegetarian dinners.",
 ];
 
+interface EmptyProps {
+  /** False while something is written already: a suggestion takes its place. */
+  offering: boolean;
+  onPick: (text: string) => void;
+}
+
 /** The start of a new conversation. */
-export function Empty({ onPick }: { onPick: (text: string) => void }) {
+export function Empty({ offering, onPick }: EmptyProps) {
   return (
     <div class="empty">
       <h2>What is on your mind?</h2>
-      <ul>
+      <ul class={offering ? "" : "is-held-back"}>
         {SUGGESTIONS.map((text) => (
           <li key={text}>
             <button type="button" onClick={() => onPick(text)}>

@@ -53,6 +53,7 @@ export function Page() {
 
 function ThreadView({ thread }: { thread: Thread }) {
   const [offered, setOffered] = useState<{ text: string } | null>(null);
+  const [unwritten, setUnwritten] = useState(true);
   const blank = thread.branch.value.length === 0 && thread.pending.value === null;
   const state = thread.state.value;
   return (
@@ -68,11 +69,13 @@ function ThreadView({ thread }: { thread: Thread }) {
           </p>
         ) : null}
         {state === "loading" ? <p class="aside is-late">Loading…</p> : null}
-        {blank && (state === "new" || state === "ready") ? <Empty onPick={(text) => setOffered({ text })} /> : null}
+        {blank && (state === "new" || state === "ready") ? (
+          <Empty offering={unwritten} onPick={(text) => setOffered({ text })} />
+        ) : null}
         {blank ? null : <MessageList thread={thread} />}
       </section>
       <Announcer thread={thread} />
-      {state === "missing" ? null : <Composer thread={thread} offered={offered} />}
+      {state === "missing" ? null : <Composer thread={thread} offered={offered} onBlank={setUnwritten} />}
     </>
   );
 }
