@@ -40,6 +40,8 @@ STOPPING_WAIT_S: Final = 1.0
 """A message sent right after a stop waits so long for that reply's end."""
 STOPPING_POLL_S: Final = 0.02
 TITLE_CHARS: Final = 60
+CUT_MARKS: Final = " .,;:!?…-–—。、，；：！？"
+"""Not kept before the "…" of a title that was cut: "like this.…" reads as a slip."""
 MAX_CLIENT_MSG_ID_CHARS: Final = 200
 
 
@@ -316,7 +318,8 @@ def title_from(content: str) -> str:
     if len(words) <= TITLE_CHARS:
         return words
     cut = words[:TITLE_CHARS]
-    return (cut[: cut.rfind(" ")] if " " in cut[TITLE_CHARS // 2 :] else cut) + "…"
+    whole = cut[: cut.rfind(" ")] if " " in cut[TITLE_CHARS // 2 :] else cut
+    return (whole.rstrip(CUT_MARKS) or whole) + "…"
 
 
 def _continuable(reply: Message) -> Message:
