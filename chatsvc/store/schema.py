@@ -15,14 +15,18 @@ import alembic.command
 import alembic.util
 import psycopg
 import sqlalchemy
+import structlog
 from alembic.config import Config
 from sqlalchemy.exc import SQLAlchemyError
 
 from chatsvc.errors import ConfigError, StoreFull, StoreUnavailable
 
+_log = structlog.get_logger(__name__)
+
 _LOCK: Final = 0x63_68_61_74_73_76_63  # "chatsvc"
 _LOCK_TIMEOUT: Final = "10min"
 _RETRY_S: Final = 0.25
+_SAY_EVERY_S: Final = 10.0
 _PERMANENT: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "no password supplied")
 """Refusals that waiting does not cure. They have no codes at this stage of a connection; said in another language they
 are waited for like the others."""
@@ -31,9 +35,9 @@ are waited for like the others."""
 async def migrate(url: str, *, wait_s: float = 30.0) -> None:
     """Upgrade the schema to the newest version. Safe in any number of processes at once.
 
-    Waits ``wait_s`` seconds for the server to come up. Raises ``StoreUnavailable`` when it does not, and
-    ``ConfigError`` when the database cannot be used: a migration failed (nothing of it remains), a newer version made
-    the schema, or rights are missing.
+    Waits ``wait_s`` seconds for the server to come up, and says so in the log. Raises ``StoreUnavailable`` when it does
+    not, and ``ConfigError`` when the database cannot be used: a migration failed (nothing of it remains), a newer
+    version made the schema, or rights are missing.
     """
     await asyncio.to_thread(_migrate, url, wait_s)
 
@@ -75,7 +79,8 @@ def _upgrade(url: str) -> None:
 
 def _connect(url: str, wait_s: float) -> psycopg.Connection:
     """A connection with autocommit, tried again while the server is away."""
-    deadline = time.monotonic() + wait_s
+    began = said = time.monotonic()
+    said -= _SAY_EVERY_S
     while True:
         try:
             return psycopg.connect(url, autocommit=True, connect_timeout=5)
@@ -86,8 +91,20 @@ def _connect(url: str, wait_s: float) -> psycopg.Connection:
                 raise ConfigError(
                     [f"Postgres refuses the user or the database in CHATSVC_DATABASE_URL: {_one_line(error)}"]
                 ) from error
-            if time.monotonic() >= deadline:
-                raise StoreUnavailable(f"Postgres cannot be reached: {_one_line(error)}") from error
+            now = time.monotonic()
+            left_s = began + wait_s - now
+            if left_s <= 0:
+                raise StoreUnavailable(
+                    f"Postgres did not answer within {wait_s:g} s. Is it running, and is CHATSVC_DATABASE_URL right?"
+                    f" The last attempt: {_one_line(error)}"
+                ) from error
+            if now - said >= _SAY_EVERY_S:
+                said = now
+                _log.warning(
+                    "Postgres does not answer yet and is waited for; its address is CHATSVC_DATABASE_URL",
+                    waiting_s=max(1, round(left_s)),
+                    reason=_one_line(error),
+                )
         time.sleep(_RETRY_S)
 
 
@@ -101,4 +118,6 @@ def _scripts() -> Path:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    """What the server or the driver says, its lines made into sentences; the last one has no full stop."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return " ".join(line if line[-1] in ".:;,?!" else f"{line}." for line in lines).removesuffix(".")

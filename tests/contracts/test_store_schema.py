@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
-from chatsvc.errors import ConfigError
+from chatsvc.errors import ConfigError, StoreUnavailable
 from chatsvc.store import migrate, schema
 
 MIGRATE = "import asyncio, sys; from chatsvc.store import migrate; asyncio.run(migrate(sys.argv[1]))"
@@ -125,3 +126,19 @@ async def test_the_wheel_holds_the_migrations_inside_the_package(scripts, tmp_pa
     (tmp_path / "migrations").rename(tmp_path / "chatsvc" / "_migrations")
     await migrate(postgres_url)
     assert schema._scripts() == tmp_path / "chatsvc" / "_migrations"
+
+
+async def test_a_server_that_is_waited_for_is_named_at_once_and_again(monkeypatch):
+    monkeypatch.setattr(schema, "_SAY_EVERY_S", 0.5)
+    with capture_logs() as said, pytest.raises(StoreUnavailable) as caught:
+        await migrate("postgresql://u:secret@127.0.0.1:1/x", wait_s=1)
+    assert len(said) == 2, said
+    for line in said:
+        assert line["log_level"] == "warning"
+        assert "CHATSVC_DATABASE_URL" in line["event"]
+        assert line["waiting_s"] == 1
+        assert "Connection refused. Is the server running" in line["reason"]
+    assert "did not answer within 1 s" in caught.value.detail
+    assert "CHATSVC_DATABASE_URL" in caught.value.detail
+    assert "Connection refused. Is the server running" in caught.value.detail
+    assert "secret" not in f"{said}{caught.value}"
