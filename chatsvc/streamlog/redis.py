@@ -243,7 +243,7 @@ class RedisLog(StreamLog):
                     return found
         except (LogUnavailable, asyncio.CancelledError):
             # A command may still be blocked there, and a new server counts its wakes anew.
-            self._tails.drop()
+            self._tails.drop(also_unmade=False)
             self._woken_to = b"0-0"
             raise
         return {}

@@ -17,6 +17,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import hiredis
@@ -202,6 +203,52 @@ async def dial(address: Address) -> Wire:
     return wire
 
 
+class _Dialling:
+    """A connection that is being made for all who wait for it. It has a time of its own, whoever gives up meanwhile:
+
+    else, with many callers, each would begin anew with what little is left of its own time, and none come to an end.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Wire]], timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._task = asyncio.get_running_loop().create_task(self._in_time(make))
+        self._task.add_done_callback(lambda _: self.failed)  # so that it is known, though nobody should wait any more
+
+    async def _in_time(self, make: Callable[[], Awaitable[Wire]]) -> Wire:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await make()
+        except TimeoutError as late:
+            raise LogUnavailable(f"Redis did not answer within {self._timeout_s:g} s") from late
+        except OSError as error:
+            raise LogUnavailable(f"Redis is not reachable: {error}") from error
+
+    @property
+    def under_way(self) -> bool:
+        return not self._task.done()
+
+    @property
+    def failed(self) -> bool:
+        return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
+
+    async def wire(self) -> Wire:
+        """The connection, once it is made. Raises ``LogUnavailable``, also when it was given up."""
+        if not self._task.done():
+            # Neither ends with the other: not the task with a caller that is cancelled, nor the caller with the task.
+            await asyncio.wait((self._task,))
+        if self._task.cancelled():
+            raise LogUnavailable("the connection to Redis was given up before it was made")
+        return self._task.result()
+
+    def abort(self) -> None:
+        """Close it, made or not."""
+        if self._task.done():
+            if not self.failed:
+                self._task.result().abort()
+        else:
+            self._task.cancel()
+
+
 class Lane:
     """A connection that is made when needed and made again when it broke. Any number of callers at a time.
 
@@ -214,9 +261,9 @@ class Lane:
         self._repeats = repeats
         self._wire: Wire | None = None
         self._address = Address()
-        self._asides: dict[tuple[str, int], Wire] = {}
+        self._asides: dict[tuple[str, int], _Dialling] = {}
         self._news = ""
-        self._dialling = asyncio.Lock()
+        self._dialling: _Dialling | None = None
         self._closed = False
         self.broken = 0
         """How many connections broke after they had been made."""
@@ -228,22 +275,31 @@ class Lane:
         and the lane's timeout.
         """
         wire: Wire | None = None
+        clock = asyncio.get_running_loop().time
+        sent_at = clock()
         try:
             async with asyncio.timeout(self._timeout_s + patience_s):
                 wire = await self._connected()
+                sent_at = clock()
                 replies = await wire.call(b"".join(commands), len(commands))
                 if wire.signs.leave and self._repeats:
+                    wire = None
                     wire = await self._connected()
+                    sent_at = clock()
                     replies = await wire.call(b"".join(commands), len(commands))
                 if wire.signs.asked:
-                    await self._ask_elsewhere(commands, replies)
+                    for number, place in _asked(replies):
+                        main, wire = wire, None
+                        aside = await self._aside(main, place)
+                        wire, sent_at = main, clock()
+                        _, replies[number] = await aside.call(_ASKING + commands[number], 2)
                 return replies
         except TimeoutError as late:
-            # The answer may still come; it must find nobody.
-            self._drop(wire)
+            # The answer may still come; it must find nobody. Who spent the time on waiting for the connection says
+            # nothing against it: with many such callers it would break as soon as it is made.
+            if clock() - sent_at >= self._timeout_s / 2:
+                self._drop(wire)
             raise LogUnavailable(f"Redis did not answer within {self._timeout_s:g} s") from late
-        except OSError as error:
-            raise LogUnavailable(f"Redis is not reachable: {error}") from error
 
     async def server_id(self) -> bytes:
         """What the server calls itself: another name after every start, and another than a replica's of it.
@@ -266,30 +322,34 @@ class Lane:
         wire = self._wire
         if wire is not None and not wire.closed and not wire.signs.leave:
             return wire
-        async with self._dialling:
-            self.notice()
-            if self._closed:
-                raise LogUnavailable("the stream log is closed")
-            if self._wire is None:
-                news, self._news = self._news, LOST
-                self._address = await self._locate(news)
-                self._wire = await dial(self._address)
-                self._news = ""
-            return self._wire
+        self.notice()
+        if self._closed:
+            raise LogUnavailable("the stream log is closed")
+        if self._dialling is None or not self._dialling.under_way:
+            self._dialling = _Dialling(self._dial, self._timeout_s)
+        return await self._dialling.wire()
 
-    async def _ask_elsewhere(self, commands: Sequence[bytes], replies: list[Any]) -> None:
+    async def _dial(self) -> Wire:
+        news, self._news = self._news, LOST
+        self._address = await self._locate(news)
+        self._wire = wire = await dial(self._address)
+        self._news = ""
+        return wire
+
+    async def _aside(self, main: Wire, place: tuple[str, int]) -> Wire:
         """A slot is moving to another node: keys that are there already are asked for there, without leaving here."""
-        for number, reply in enumerate(replies):
-            if not isinstance(reply, hiredis.ReplyError) or not str(reply).startswith(_ASK):
-                continue
-            host, port = place = redirection(str(reply))
-            wire = self._asides.get(place)
-            if wire is None:
-                wire = self._asides[place] = await dial(self._address.at(host or self._address.host, port))
-            elif wire.closed:
-                # That counts as a break here: the other node may have come back with less.
-                self._drop(self._wire)
-            _, replies[number] = await wire.call(_ASKING + commands[number], 2)
+        if main is not self._wire:
+            raise LogUnavailable("the connection to Redis broke")
+        dialling = self._asides.get(place)
+        if dialling is None or dialling.failed:
+            host, port = place
+            make = partial(dial, self._address.at(host or self._address.host, port))
+            dialling = self._asides[place] = _Dialling(make, self._timeout_s)
+        wire = await dialling.wire()
+        if wire.closed:
+            # That counts as a break here: the other node may have come back with less.
+            self._drop(main)
+        return wire
 
     def _drop(self, wire: Wire | None) -> None:
         if wire is None or wire is not self._wire:
@@ -308,11 +368,23 @@ class Lane:
             self._drop(self._wire)
         return self.broken
 
-    def drop(self) -> None:
-        """Break the connection on purpose."""
+    def drop(self, *, also_unmade: bool = True) -> None:
+        """Break the connection on purpose, and unless told otherwise one that is being made."""
         self._drop(self._wire)
+        if also_unmade and self._dialling is not None and self._dialling.under_way:
+            self._dialling.abort()
+            self._dialling = None
 
     def close(self) -> None:
         """Close for good."""
         self._closed = True
-        self._drop(self._wire)
+        self.drop()
+
+
+def _asked(replies: Sequence[Any]) -> list[tuple[int, tuple[str, int]]]:
+    """Which replies send their command to another node, and to which."""
+    return [
+        (number, redirection(str(reply)))
+        for number, reply in enumerate(replies)
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_ASK)
+    ]
