@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -37,6 +38,7 @@ from chatsvc.errors import LogUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
+from chatsvc.logs import tell
 from chatsvc.scheduler import Scheduler
 from chatsvc.store import migrate, open_store
 from chatsvc.streamlog.base import StreamLog
@@ -169,12 +171,10 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     server = await stack.enter_async_context(_serving(api, listener, places))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    _log.info(
-        "ready",
-        address=f"http://{shown}:{port}{config.server.base_path}",
-        models=sorted(config.models),
-        worker=scheduler.dispatcher.worker_id,
-    )
+    address = f"http://{shown}:{port}{config.server.base_path}"
+    _log.info("ready", address=address, models=sorted(config.models), worker=scheduler.dispatcher.worker_id)
+    if "api" in config.roles:
+        tell(f"chatsvc is at {address} (Ctrl-C ends it)", config.log, sys.stderr)
     return scheduler, server, streams
 
 
@@ -184,7 +184,11 @@ _Opened = tuple[Scheduler, uvicorn.Server, Streams]
 async def _shut_down(
     config: Config, scheduler: Scheduler, server: uvicorn.Server, streams: Streams, hurry: asyncio.Event
 ) -> None:
-    _log.info("shutting down", grace_s=config.server.grace_s, running=scheduler.dispatcher.active_count)
+    running, grace_s = scheduler.dispatcher.active_count, config.server.grace_s
+    _log.info("shutting down", grace_s=grace_s, running=running, hint="a second SIGTERM or SIGINT ends it at once")
+    if running:
+        replies = f"{running} {'reply' if running == 1 else 'replies'}"
+        tell(f"Waiting up to {grace_s:g} s for {replies}; press Ctrl-C again to end now.", config.log, sys.stderr)
     draining = asyncio.create_task(_drain(config, scheduler, streams), name="drain")
     hurrying = asyncio.create_task(hurry.wait(), name="wait for a second signal")
     await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)

@@ -114,6 +114,12 @@ def configure_logging(settings: LogSettings, stream: TextIO) -> None:
     )
 
 
+def tell(sentence: str, settings: LogSettings, stream: TextIO) -> None:
+    """A plain sentence between the log lines for who sits at a terminal; nothing elsewhere or where lines are JSON."""
+    if stream.isatty() and settings.format != "json":
+        print(sentence, file=stream, flush=True)
+
+
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A structlog processor: takes secrets out of a line, and message text out of lines above debug."""
     keep_text = event.get("level") == "debug"

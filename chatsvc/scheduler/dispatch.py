@@ -282,13 +282,17 @@ class Dispatcher:
             self._note_idle()
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly."""
+        """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly.
+
+        0: at once, as after a second signal.
+        """
         self._draining = True
         try:
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
         except TimeoutError:
-            _log.warning("grace time is over", still_running=len(self._active))
+            why = "grace time is over" if grace_s > 0 else "replies are ended at once"
+            _log.warning(why, still_running=len(self._active))
             for active in list(self._active.values()):
                 active.interrupt(Interrupt.DRAIN)
             # What remains is a compare-and-set and one append each; only an absent Postgres can hold it up.
