@@ -6,6 +6,7 @@ import { clientMessageId } from "../src/api/ids.ts";
 import { patienceFor, patiently } from "../src/api/patience.ts";
 import { isContinuable, type Message } from "../src/api/types.ts";
 import { DayLabels } from "../src/list/days.ts";
+import { Chats } from "../src/state/chats.ts";
 import { Drafts } from "../src/state/drafts.ts";
 import { explain } from "../src/state/notices.ts";
 import { conversationIn } from "../src/state/router.ts";
@@ -133,6 +134,16 @@ test("refusals are told in words that say what to do", () => {
   assert.match(explain(many), /^3 replies of yours are still running/);
   assert.match(explain(away(4)), /in 4 s/);
   assert.equal(explain(new ApiError(422, "message_too_long", "It has 9,000 tokens.", false)), "It has 9,000 tokens.");
+});
+
+test("a conversation in which nothing was said yet is not listed until something is", async () => {
+  const row = { title: null, pinned: false, head_message_id: null, created_at: "2026-01-01T00:00:00Z", updated_at: "2026-01-01T00:00:00Z" };
+  const rows = [{ ...row, id: "empty" }, { ...row, id: "named", title: "Plans" }, { ...row, id: "begun", head_message_id: "msg_a" }];
+  const chats = new Chats(new Client("http://h/", answer(200, JSON.stringify({ data: rows, next_cursor: null }))));
+  await chats.loadMore();
+  assert.deepEqual(chats.rows.value.map(({ id }) => id), ["named", "begun"]);
+  chats.put({ ...row, id: "empty", head_message_id: "msg_b" });
+  assert.equal(chats.rows.value.length, 3);
 });
 
 test("drafts live on without storage, and apart for each conversation", () => {

@@ -101,6 +101,31 @@ test("the first message makes the conversation, then its reply is read to the en
   assert.equal(source?.readyState, 2);
 });
 
+test("a refused first message leaves no conversation behind, and the next try goes to the one that was made", async () => {
+  let made = 0;
+  let refuse = true;
+  const targets: string[] = [];
+  const { thread, changes } = setUp(null, {
+    createConversation: () => {
+      made += 1;
+      return Promise.resolve({ ...row(), id: `conv_${made}`, messages: [] });
+    },
+    send: (conversation) => {
+      targets.push(conversation);
+      return refuse ? Promise.reject(new ApiError(429, "quota_exceeded", "", true)) : Promise.resolve(accepted(1));
+    },
+  });
+  await assert.rejects(thread.send("hello"));
+  assert.equal(thread.id.value, null);
+  assert.equal(thread.state.value, "new");
+  assert.equal(changes.length, 0);
+  refuse = false;
+  await thread.send("hello, in other words");
+  assert.deepEqual(targets, ["conv_1", "conv_1"]);
+  assert.equal(thread.id.value, "conv_1");
+  assert.equal(changes[0]?.head_message_id, "a1");
+});
+
 test("the same text sent again after a failure is the same message; another text is not", async () => {
   const sent: NewMessage[] = [];
   const { thread } = setUp("conv_1", {

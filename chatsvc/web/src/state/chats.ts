@@ -16,13 +16,16 @@ interface Entry {
 const sidebarOrder = (a: Entry, b: Entry): number =>
   Number(b.row.pinned) - Number(a.row.pinned) || b.time - a.time || (a.row.id < b.row.id ? 1 : -1);
 
+/** Made, but nothing was ever said in it: its first message was refused, or is on its way. Not worth a line. */
+const isEmpty = ({ row }: Entry): boolean => row.head_message_id === null && row.title === null && !row.pinned;
+
 export class Chats {
   private readonly byId: Signal<ReadonlyMap<string, Entry>> = signal(new Map());
   private readonly cursor: Signal<string | null> = signal(null);
   private loadingMore: Promise<void> | null = null;
   readonly started = signal(false);
   readonly rows: ReadonlySignal<readonly ConversationRow[]> = computed(() =>
-    [...this.byId.value.values()].sort(sidebarOrder).map((entry) => entry.row),
+    [...this.byId.value.values()].filter((entry) => !isEmpty(entry)).sort(sidebarOrder).map((entry) => entry.row),
   );
   readonly complete: ReadonlySignal<boolean> = computed(() => this.started.value && this.cursor.value === null);
 
@@ -93,5 +96,6 @@ export class Chats {
 }
 
 function sameRow(a: ConversationRow | undefined, b: ConversationRow): boolean {
-  return a !== undefined && a.title === b.title && a.pinned === b.pinned && a.updated_at === b.updated_at;
+  if (a === undefined || (a.head_message_id === null) !== (b.head_message_id === null)) return false;
+  return a.title === b.title && a.pinned === b.pinned && a.updated_at === b.updated_at;
 }

@@ -48,6 +48,8 @@ export class Thread {
   private changes = 0;
   private stale = false;
   private unsent: Pending | null = null;
+  /** A conversation made for a first message that was not taken: the next try goes there. */
+  private made: ConversationRow | null = null;
   /** Client ids of asked-for answers that were not heard to be taken: asked for once more, they are the same answers. */
   private readonly asked = new Map<string, string>();
 
@@ -173,24 +175,35 @@ export class Thread {
     this.unsent = pending;
     try {
       await this.exclusively(async () => {
-        const id = this.id.value ?? (await this.create());
+        const id = this.id.value ?? (await this.make()).id;
         const body = { content, parent_id: parent, client_msg_id: pending.clientId };
         const accepted = await patiently(() => this.options.client.send(id, body), this.options.wait);
         this.unsent = null;
+        this.begin(accepted);
         const user = userMessage(accepted, content, parent);
         this.adopt([user, replyOf(accepted)], accepted.message_id);
       });
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 404) this.made = null; // gone meanwhile
+      throw error;
     } finally {
       this.pending.value = null;
     }
   }
 
-  private async create(): Promise<string> {
-    const conversation = await this.options.client.createConversation();
-    this.id.value = conversation.id;
+  private async make(): Promise<ConversationRow> {
+    this.made ??= await this.options.client.createConversation();
+    return this.made;
+  }
+
+  /** A new conversation has its first message: now it is one to show, list and come back to. */
+  private begin(accepted: Accepted): void {
+    if (this.made === null) return;
+    const row = this.made;
+    this.made = null;
+    this.id.value = row.id;
     this.state.value = "ready";
-    this.noteRow(conversation);
-    return conversation.id;
+    this.noteRow({ ...row, head_message_id: accepted.message_id });
   }
 
   /** While a call of ours is on its way, news from elsewhere wait: they would show what we are about to add twice. */
