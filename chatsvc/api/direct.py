@@ -115,14 +115,24 @@ class StreamingProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._too_large:
             self._refuse()
-        else:
+        elif self._may_answer:
             super().send_400_response(msg)
+        else:
+            self.drop()
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether an answer to what is coming in would be taken for that, and not for a part of another one."""
+        if self.cycle is None:
+            return True
+        if self.cycle.scope is self.scope:  # its own head was whole, so it may be being answered already
+            return not self.cycle.response_started and not self.pipeline
+        return self.cycle.response_complete
 
     def _refuse(self) -> None:
         """Say that the request's head is too large, and end the connection: what follows is more of the same."""
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body):
-            self.drop()  # an earlier request is being answered, and ours would be taken for a part of that
+        if not self._may_answer:
+            self.drop()
             return
         error = HeadTooLarge(
             f"The request's line and headers may have {HEAD_BYTES} bytes together. Send fewer cookies."

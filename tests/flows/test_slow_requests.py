@@ -21,7 +21,7 @@ PATIENCE_S = 0.6
 
 
 class Service:
-    """Streams of one reply, and anything else is answered once its body has come."""
+    """Streams of one reply, and anything else is answered once its body has come, or before (``/early``)."""
 
     def __init__(self, **bounds):
         self.log = FragileLog()
@@ -36,7 +36,7 @@ class Service:
         if scope["path"] == f"/{A}":
             await self.streams.open(scope, receive, send).run(A, 0)
             return
-        more = True
+        more = scope["path"] != "/early"
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -237,15 +237,27 @@ async def test_a_body_may_be_larger_than_a_head(serve, chunked):
     reader.close()
 
 
-async def test_nothing_is_written_into_a_stream_when_what_follows_it_is_refused(serve):
+@pytest.mark.parametrize("more", [A_KIB * 64, b"no header\r\n\r\n"], ids=["too large", "not a request"])
+async def test_nothing_is_written_into_a_stream_when_what_follows_it_is_refused(serve, more):
     service = await serve()
     reader = await RawReader.connect(service.port)
     await reader.ask(f"/{A}")
     await reader.until(b"retry: ")
-    await soon(sent_until_refused(reader, LINE, A_KIB * 64))
+    await soon(sent_until_refused(reader, LINE, more))
     assert reader.seen.count(b"HTTP/1.1") == 1
     await open_connections(service, 0)
     assert service.hub.subscribers == 0
+    reader.close()
+
+
+async def test_a_request_that_was_answered_already_is_not_answered_again_for_its_trailers(serve):
+    service = await serve()
+    reader = await RawReader.connect(service.port)
+    await reader.send(CHUNKED.replace(b"POST /", b"POST /early"))
+    await soon(answers(reader, 1))
+    await soon(sent_until_refused(reader, b"0\r\n", A_KIB * 64))
+    assert reader.seen.count(b"HTTP/1.1") == 1
+    await open_connections(service, 0)
     reader.close()
 
 
