@@ -37,7 +37,7 @@ MAX_ENTRIES: Final = 1_000_000
 """More than any reply has: the log of an orphan is read whole."""
 LEAP: Final = MAX_ENTRIES
 OPENING_S: Final = 1.0
-"""A log that has something in it was opened this soon after a worker took the run; a loss before that is none of it."""
+"""A log that was begun by its worker was opened this soon after that took the run; a loss before that is none of it."""
 UNSERVED: Final = "unserved"
 LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
 
@@ -161,9 +161,11 @@ class Orphans:
         saved = (stored.text_seq, stored.text) if stored.text_seq else (0, "")
         try:
             logged = await self._streamlog.read(run.id, 0, limit=MAX_ENTRIES)
-            # An empty log is that of a run that has not begun, or one that was lost with all it had shown. Of another
-            # the end may be lost: with a server whose replica took over, or that came back with an older copy.
-            lost = await self._may_be_lost(run, OPENING_S if logged.entries else 0.0)
+            # A log that holds no more than the mark just made is that of a run that has not begun, or one that was lost
+            # with all it had shown. Of one that holds an earlier attempt's mark or entry the end may be lost: with a
+            # server whose replica took over, or that came back with an older copy.
+            begun = bool(logged.entries) or 0 < logged.oldest_attempt < run.attempt
+            lost = await self._may_be_lost(run, OPENING_S if begun else 0.0)
         except LogUnavailable as error:
             waited_s = self._clock.monotonic() - self._first_seen[run.id]
             if saved[1] or waited_s > LOG_PATIENCE_S:

@@ -27,6 +27,8 @@ What an implementer owes:
 - **S12 loss can be dated.** ``unbroken_s`` says for how many seconds at least nothing was lost where this log lies (a
   restarted server that has come back empty, say). 0 when that is not known. Every ``open`` begins to count, where
   nothing counts yet.
+- **S13 the oldest is known.** ``read`` says the attempt of the oldest thing in the log, be it only a fence mark. A log
+  that was lost and begun anew does not hold the mark of an attempt from before that.
 """
 
 from __future__ import annotations
@@ -75,16 +77,18 @@ class LogSlice(msgspec.Struct, frozen=True, kw_only=True):
 
     ``first`` and ``last`` are seqs of events, 0 when the log is missing or has no event yet. ``position`` is where to
     tail from: the place of the last entry here when there are as many as asked for, else the end of the log.
+    ``oldest_attempt`` is that of the first entry or fence mark in the whole log, 0 when the log is missing.
     """
 
     entries: tuple[Entry, ...]
     first: int
     last: int
     position: Position
+    oldest_attempt: int
 
 
 class StreamLog(abc.ABC):
-    """See the module's docstring for what each method owes (S1–S12)."""
+    """See the module's docstring for what each method owes (S1–S13)."""
 
     @abc.abstractmethod
     def shard(self, response_id: str) -> str:

@@ -16,11 +16,12 @@ _NOWHERE = Position(0, 0)
 
 
 class _Log:
-    """One response's entries. ``top`` also counts fence marks, which are not kept otherwise."""
+    """One response's entries. ``top`` and ``oldest`` also count fence marks, which are not kept otherwise."""
 
-    __slots__ = ("entries", "expires_at", "top")
+    __slots__ = ("entries", "expires_at", "oldest", "top")
 
-    def __init__(self) -> None:
+    def __init__(self, oldest: int) -> None:
+        self.oldest = oldest
         self.entries: list[Entry] = []
         self.top = _NOWHERE
         self.expires_at: float | None = None
@@ -37,7 +38,7 @@ class _Log:
 
 
 class MemoryLog(StreamLog):
-    """Keeps S1-S9; S10 cannot happen."""
+    """Keeps S1-S13; S10 cannot happen."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -52,7 +53,7 @@ class MemoryLog(StreamLog):
 
     async def open(self, response_id: str, attempt: int) -> int:
         self._sweep()
-        log = self._logs.setdefault(response_id, _Log())
+        log = self._logs.setdefault(response_id, _Log(attempt))
         if log.top.attempt > attempt:
             raise Fenced(response_id)
         log.top = max(log.top, Position(attempt, 0))
@@ -66,11 +67,11 @@ class MemoryLog(StreamLog):
 
     def _append(self, item: Append) -> AppendResult:
         log = self._find(item.response_id)
+        first, last = item.entries[0], item.entries[-1]
         if log is None:
             if not item.recreate:
                 return AppendResult.LOST
-            log = self._logs[item.response_id] = _Log()
-        first, last = item.entries[0], item.entries[-1]
+            log = self._logs[item.response_id] = _Log(first.attempt)
         if Position(first.attempt, first.seq) <= log.top:
             return AppendResult.FENCED
         log.entries.extend(item.entries)
@@ -84,7 +85,7 @@ class MemoryLog(StreamLog):
     async def read(self, response_id: str, after: int, limit: int = 10_000) -> LogSlice:
         log = self._find(response_id)
         if log is None:
-            return LogSlice(entries=(), first=0, last=0, position=_NOWHERE)
+            return LogSlice(entries=(), first=0, last=0, position=_NOWHERE, oldest_attempt=0)
         wanted = [entry for entry in log.entries if entry.seq > after][:limit]
         full = len(wanted) == limit
         return LogSlice(
@@ -92,6 +93,7 @@ class MemoryLog(StreamLog):
             first=log.entries[0].seq if log.entries else 0,
             last=log.entries[-1].seq if log.entries else 0,
             position=Position(wanted[-1].attempt, wanted[-1].seq) if full and wanted else log.top,
+            oldest_attempt=log.oldest,
         )
 
     async def tail(self, following: Mapping[str, Position], timeout_s: float) -> Mapping[str, Sequence[Entry]]:

@@ -105,7 +105,7 @@ def _entries(raw: Sequence[Any], after: int) -> list[Entry]:
 
 
 class RedisLog(StreamLog):
-    """Keeps S1-S12 on the one server that ``locate`` finds; ``timeout_s`` bounds every call.
+    """Keeps S1-S13 on the one server that ``locate`` finds; ``timeout_s`` bounds every call.
 
     ``home`` is a partition that this server holds.
     """
@@ -216,6 +216,7 @@ class RedisLog(StreamLog):
             first=await self._first_seq(key, bottom),
             last=max(newest, key=_place).seq if newest else 0,
             position=end,
+            oldest_attempt=_position(bottom[0][0]).attempt if bottom else 0,
         )
 
     async def _last(self, key: bytes, top: Sequence[Any]) -> Entry | None:

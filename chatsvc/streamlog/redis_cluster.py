@@ -98,7 +98,7 @@ class SlotMap:
 
 
 class ClusterLog(StreamLog):
-    """Keeps S1-S12; ``seeds`` are some nodes of the Cluster, ``timeout_s`` bounds every call."""
+    """Keeps S1-S13; ``seeds`` are some nodes of the Cluster, ``timeout_s`` bounds every call."""
 
     def __init__(self, seeds: Sequence[Address], *, timeout_s: float, partitions: int = PARTITIONS) -> None:
         slots = SlotMap(seeds, partitions=partitions, patience_s=timeout_s / 5)

@@ -10,6 +10,7 @@ from streaming import append, soon
 from chatsvc.events import Delta, Start, entry
 from chatsvc.run import RunStatus
 from chatsvc.scheduler import orphans as orphans_module
+from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.snapshot import text_through
 
 DEAD = "a-worker-that-died"
@@ -157,6 +158,60 @@ async def test_what_was_shown_is_never_sampled_again_though_a_replica_took_over_
         assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
         # Whoever has seen event 2 is told of the end by a number that it has not seen.
         assert (await store.runs.get(run.user_id, run.id)).last_seq > 3
+
+
+@pytest.fixture(params=["memory", "redis"])
+def make_new_log(request):
+    """Makes a log in which there was never anything: its count begins with the first reply."""
+    if request.param == "memory":
+        return FickleLog
+    url = request.getfixturevalue("redis_url")
+    return lambda: create_log(url, timeout_s=5)
+
+
+async def test_an_orphan_that_had_shown_nothing_is_answered_though_its_log_was_the_first_of_all_l6(
+    store, world, tmp_path, make_new_log
+):
+    run = await world.streaming(owner=DEAD)
+    log = make_new_log()
+    await log.open(run.id, run.attempt)
+    async with scheduler(store, tmp_path, log, text="fresh") as made:
+        [taken] = await take_over(store, made)
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.COMPLETE, RunStatus.FAILED)) is RunStatus.COMPLETE
+        assert (await world.message(run)).content == await logged_text(made.log, run)
+    await log.aclose()
+
+
+async def test_what_was_shown_is_never_sampled_again_though_a_replica_took_over_that_only_got_its_beginning_l6(
+    store, world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(orphans_module, "OPENING_S", 0.0)
+    log = FickleLog()
+    run = await orphan(world, log, "old shown text")
+    log.lose_after(run.id, 0)
+    async with scheduler(store, tmp_path, log, text="fresh") as made:
+        [taken] = await take_over(store, made)
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
+        assert (await store.runs.get(run.user_id, run.id)).last_seq > 1
+
+
+async def test_what_was_shown_is_never_sampled_again_though_who_began_its_lost_log_anew_to_end_it_died_as_well_l6(
+    store, world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(orphans_module, "OPENING_S", 0.0)
+    log = FickleLog()
+    run = await orphan(world, log, "old shown text")
+    log.lose()
+    await store.workers.heartbeat("second", roles=["worker"], capacity=1, ttl_s=60)
+    [taken] = await store.workers.take_over("second")
+    await log.open(taken.id, taken.attempt)
+    await store.workers.leave("second")
+    async with scheduler(store, tmp_path, log, text="fresh") as made:
+        [taken] = await take_over(store, made)
+        made._orphans.settle(taken.id)
+        assert await soon(becomes(store, run, RunStatus.FAILED, RunStatus.QUEUED)) is RunStatus.FAILED
 
 
 async def test_many_orphans_and_an_absent_log_do_not_hold_up_the_heartbeat(store, world, tmp_path):

@@ -1,4 +1,4 @@
-"""The contract of a stream log, S1-S12, over every backend.
+"""The contract of a stream log, S1-S13, over every backend.
 
 Over 400 lines: one contract, one suite, in the order of its guarantees.
 """
@@ -613,3 +613,26 @@ async def test_s12_the_time_without_a_loss_is_the_same_for_every_process_and_gro
     assert await here.unbroken_s(A) > first
     await here.aclose()
     await there.aclose()
+
+
+async def test_s13_the_oldest_attempt_is_that_of_the_first_mark_or_entry_whatever_came_later(log):
+    assert (await log.read(A, 0)).oldest_attempt == 0
+    for attempt in range(2, 12):
+        await log.open(A, attempt)
+        for after in (0, 5):
+            assert (await log.read(A, after)).oldest_attempt == 2
+    await log.append([append(A, *(delta(seq, attempt=11) for seq in range(1, 8)))])
+    await log.open(A, 12)
+    for after, limit in ((0, 1), (0, 9), (5, 1), (7, 9)):
+        assert (await log.read(A, after, limit)).oldest_attempt == 2
+
+
+async def test_s13_a_log_that_was_lost_does_not_speak_of_the_attempts_before_that(log):
+    for response_id in (A, B):
+        await log.open(response_id, 1)
+        await log.append([append(response_id, delta(1))])
+    await log.delete([A, B])
+    assert (await log.read(A, 0)).oldest_attempt == 0
+    await log.open(A, 3)
+    await log.append([append(B, delta(2, attempt=2), delta(3, attempt=2), recreate=True)])
+    assert [(await log.read(response_id, 0)).oldest_attempt for response_id in (A, B)] == [3, 2]
