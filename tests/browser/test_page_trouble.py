@@ -1,9 +1,11 @@
 """When something does not work: a calm word, nothing lost, and a way on."""
 
+import asyncio
 import json
 import uuid
 
 import pytest
+from cutting_proxy import CuttingProxy
 from playwright.async_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
@@ -144,6 +146,58 @@ async def test_going_offline_is_said_and_coming_back_is_noticed(visit):
     await tab.page.context.set_offline(False)
     await expect(tab.page.get_by_text("You are offline")).to_be_hidden()
     await expect(tab.field).to_have_value("Typed in a tunnel")
+
+
+@pytest.mark.slow
+async def test_a_server_that_was_killed_is_away_not_the_network_and_its_return_is_noticed(visit, start_server):
+    server = start_server("scripted:?tokens_per_s=20&tokens=300")
+    tab = await visit(base_url=server.base_url)
+    away = tab.page.locator(".notice", has_text="The server cannot be reached")
+    await tab.send("And then it is gone.")
+    await tab.reply_shows_text(20)
+    server.kill()
+    await expect(away).to_be_visible()
+    await expect(tab.page.get_by_text("You are offline")).to_have_count(0)
+    await tab.field.fill("Typed meanwhile")
+    await asyncio.to_thread(server.start)
+    await expect(away).to_be_hidden()
+    await expect(tab.field).to_have_value("Typed meanwhile")
+    await tab.reply_is("failed")
+
+
+async def test_a_stream_that_comes_back_brings_the_news_that_the_server_is_there(visit, slow_server):
+    async with CuttingProxy(slow_server.port).running() as proxy:
+        tab = await visit(base_url=f"http://127.0.0.1:{proxy.port}")
+        away = tab.page.get_by_text("The server cannot be reached")
+        await tab.send("Back before the poll.")
+        await tab.page.clock.install()
+        await tab.page.reload()
+        await tab.reply_shows_text(20)
+        # From here on the page's clock stands still: no poll is due any more.
+        await tab.page.clock.pause_at(await tab.page.evaluate("() => Date.now() + 1000"))
+        await tab.page.route("**/v1/conversations?*", lambda route: route.abort())
+        await tab.look_again()
+        await expect(away).to_be_visible()
+        await tab.page.unroute("**/v1/conversations?*")
+        proxy.vanish()
+        proxy.come_back()
+        await expect(away).to_be_hidden()
+        await tab.page.clock.resume()
+        await tab.stop_the_reply()
+
+
+async def test_word_of_a_running_reply_goes_when_the_reply_has_ended(visit, slow_server):
+    tab = await visit(base_url=slow_server.base_url)
+    await tab.send("Still going.")
+    await tab.reply_shows_text(5)
+    await tab.field.fill("Next.")
+    await tab.field.press("Enter")
+    notice = tab.page.get_by_text("The reply is still running")
+    await expect(notice).to_be_visible()
+    await tab.api("POST", f"v1/responses/{(await tab.stored_reply())['response_id']}/stop")
+    await tab.reply_is("stopped")
+    await expect(notice).to_be_hidden()
+    await expect(tab.field).to_have_value("Next.")
 
 
 async def test_being_signed_out_is_said(visit):

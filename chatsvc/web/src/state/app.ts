@@ -54,11 +54,20 @@ export class App {
     effect(() => {
       this.window.document.title = this.thread.value.title.value ?? "Chat";
     });
-    let wasOnline = true;
+    let reach = this.pulse.reach.peek();
     effect(() => {
-      const online = this.pulse.online.value;
-      if (online && !wasOnline) untracked(() => this.thread.value.replies.renew());
-      wasOnline = online;
+      const before = reach;
+      reach = this.pulse.reach.value;
+      if (reach === "reached" && before !== reach) untracked(() => this.thread.value.replies.renew());
+    });
+    effect(() => {
+      if (this.thread.value.replies.open.value) untracked(() => this.pulse.sign());
+    });
+    let wasRunning = false;
+    effect(() => {
+      const running = this.thread.value.running.value !== null;
+      if (wasRunning && !running) untracked(() => this.notices.outdate("running"));
+      wasRunning = running;
     });
     void this.thread.peek().load();
     this.fetchMoreChats();
@@ -86,6 +95,7 @@ export class App {
       return true;
     } catch (error) {
       this.notices.report(error, retry);
+      if (error instanceof ApiError && error.code === "unreachable") this.pulse.now();
       // What was refused rests on an old view of the conversation: a reply from another window, a deletion.
       if (error instanceof ApiError && OUTDATED.has(error.code)) void this.thread.peek().load();
       return false;
@@ -142,6 +152,7 @@ export class App {
 
   private async catchUp(): Promise<void> {
     await this.chats.refresh();
+    this.notices.outdate("unreachable");
     const thread = this.thread.peek();
     const row = this.chats.find(thread.id.peek());
     if (row) await thread.sync(row);

@@ -3,8 +3,12 @@
 import { signal, type Signal } from "@preact/signals";
 import { ApiError } from "../api/client.ts";
 
+/** What a notice rests on: it goes when that is over. */
+export type Cause = "unreachable" | "running";
+
 export interface Notice {
   readonly text: string;
+  readonly cause?: Cause | undefined;
   readonly action?: { readonly label: string; run(): void };
 }
 
@@ -42,6 +46,8 @@ export function explain(error: ApiError): string {
   return advice ? advice(error) : error.message;
 }
 
+const CAUSES: Record<string, Cause> = { unreachable: "unreachable", conversation_busy: "running" };
+
 export class Notices {
   readonly current: Signal<Notice | null> = signal(null);
 
@@ -53,12 +59,20 @@ export class Notices {
     this.current.value = null;
   }
 
+  /** The cause is over; a notice that rests on it is untrue now. What can be tried again still can. */
+  outdate(cause: Cause): void {
+    const notice = this.current.peek();
+    if (notice?.cause !== cause) return;
+    if (cause === "unreachable" && notice.action) this.show({ text: `The server is back. ${kept}`, action: notice.action });
+    else this.clear();
+  }
+
   /** Show a failed call. Anything but an ApiError is a fault of this page and is thrown on. */
   report(error: unknown, retry?: () => void): void {
     if (!(error instanceof ApiError)) throw error;
-    const text = explain(error);
-    if (error.code === "not_authenticated") this.show({ text, action: { label: "Reload", run: () => location.reload() } });
-    else if (error.retryable && retry) this.show({ text, action: { label: "Try again", run: retry } });
-    else this.show({ text });
+    const said = { text: explain(error), cause: CAUSES[error.code] };
+    if (error.code === "not_authenticated") this.show({ ...said, action: { label: "Reload", run: () => location.reload() } });
+    else if (error.retryable && retry) this.show({ ...said, action: { label: "Try again", run: retry } });
+    else this.show(said);
   }
 }

@@ -2,14 +2,20 @@
 
 import { signal, type Signal } from "@preact/signals";
 import { ApiError } from "../api/client.ts";
+import { backoff } from "../stream/backoff.ts";
 
 const EVERY_MS = 4_000;
 const SLOWEST_MS = 30_000;
+/** While the server is away it is looked for at least so often: people wait for it. */
+const AWAY_MS = 5_000;
 const CHANNEL = "chatsvc";
 
+/** `offline`: this machine has no network. `away`: it has, and the server does not answer. */
+export type Reach = "reached" | "offline" | "away";
+
 export class Pulse {
-  /** False after a poll that did not reach the server. */
-  readonly online: Signal<boolean> = signal(true);
+  /** What the last poll found, or the browser said since. */
+  readonly reach: Signal<Reach> = signal("reached");
   private readonly channel: BroadcastChannel;
   private timer: number | null = null;
   private beating: Promise<void> | null = null;
@@ -30,7 +36,7 @@ export class Pulse {
     };
     const onNetwork = (): void => this.now();
     const onOffline = (): void => {
-      this.online.value = false;
+      this.reach.value = "offline";
     };
     window.document.addEventListener("visibilitychange", onVisibility);
     window.addEventListener("focus", onNetwork);
@@ -47,6 +53,11 @@ export class Pulse {
   /** Tell the other windows of this browser that something changed. */
   tell(): void {
     this.channel.postMessage("changed");
+  }
+
+  /** Something else has got through to the server: look whether it is back. */
+  sign(): void {
+    if (this.reach.peek() !== "reached") this.now();
   }
 
   /** Fetch now, then go on beating. Asked while a fetch is on its way, fetch again after it: it may have been too early. */
@@ -77,19 +88,28 @@ export class Pulse {
       this.beating = null;
     }
     if (this.window.document.visibilityState !== "visible") return;
-    const wait = Math.min(EVERY_MS * 2 ** this.failures, SLOWEST_MS);
-    this.timer = this.window.setTimeout(() => this.now(), wait);
+    this.timer = this.window.setTimeout(() => this.now(), this.pauseMs());
+  }
+
+  private pauseMs(): number {
+    // Drawn at random: the pages of everybody must not return to a restarted server in step.
+    if (this.reach.peek() !== "reached") return backoff(this.failures, Math.random, 1_000, AWAY_MS);
+    return Math.min(EVERY_MS * 2 ** this.failures, SLOWEST_MS);
   }
 
   private async fetch(): Promise<void> {
     try {
       await this.beat();
       this.failures = 0;
-      this.online.value = true;
+      this.reach.value = "reached";
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.failures = Math.min(this.failures + 1, 10);
-      if (error.code === "unreachable") this.online.value = false;
+      if (isAway(error)) this.reach.value = this.window.navigator.onLine ? "away" : "offline";
+      else this.reach.value = "reached";
     }
   }
 }
+
+/** No answer, or one of a gateway that got none. */
+const isAway = ({ code, status }: ApiError): boolean => code === "unreachable" || status === 502 || status === 504;

@@ -1,6 +1,6 @@
 // Keeps a stream open for each running reply on the branch that is shown, and for no other.
 
-import { effect, signal, untracked, type ReadonlySignal, type Signal } from "@preact/signals";
+import { computed, effect, signal, untracked, type ReadonlySignal, type Signal } from "@preact/signals";
 import { ApiError, type Client } from "../api/client.ts";
 import { isRunning, type Message } from "../api/types.ts";
 import type { Surroundings } from "../stream/reader.ts";
@@ -23,6 +23,8 @@ export interface RepliesOptions {
 export class LiveReplies {
   /** By message id. */
   readonly live: Signal<ReadonlyMap<string, LiveReply>> = signal(new Map());
+  /** True while a stream is connected. */
+  readonly open: ReadonlySignal<boolean> = computed(() => [...this.live.value.values()].some((reply) => reply.link.value === "open"));
   private readonly stopWatching: (() => void)[];
   private attentive = true;
 

@@ -48,7 +48,7 @@ export function Composer({ thread, offered, onBlank }: ComposerProps) {
     const content = latest.current.trim();
     if (content === "" || pending) return;
     if (running) {
-      app.notices.show({ text: "The reply is still running. Stop it, or send when it has ended; your text is kept." });
+      app.notices.show({ text: "The reply is still running. Stop it, or send when it has ended; your text is kept.", cause: "running" });
       return;
     }
     const origin = thread.id.peek();

@@ -1,14 +1,22 @@
+import type { Reach } from "../state/pulse.ts";
 import { useApp } from "./context.ts";
 import { IconButton } from "./Icon.tsx";
+
+const TROUBLE: Record<Reach, string | null> = {
+  reached: null,
+  offline: "You are offline. What is written here is kept; this page comes back by itself.",
+  away: "The server cannot be reached. What is written here is kept; this page comes back by itself.",
+};
 
 /** What needs a word, above the message field. */
 export function Notices() {
   const { notices, pulse } = useApp();
   const notice = notices.current.value;
+  const trouble = TROUBLE[pulse.reach.value];
   const { action } = notice ?? {};
   return (
     <div class="notices" role="status">
-      {pulse.online.value ? null : <p class="notice">You are offline. What is written here is kept; this page comes back by itself.</p>}
+      {trouble === null || notice?.cause === "unreachable" ? null : <p class="notice">{trouble}</p>}
       {notice ? (
         <p class="notice">
           <span>{notice.text}</span>
