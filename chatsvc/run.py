@@ -60,6 +60,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The reply whose text this one begins with; only the rest is generated."""
     owner: str | None = None
     """The worker holding the lease while streaming."""
+    expected_prompt_tokens: int = 0
+    """Tokens of the prompt when the run was submitted."""
     max_tokens: int | None = None
     temperature: float | None = None
     background: bool = False
@@ -72,6 +74,30 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     started_at: datetime | None = None
     ended_at: datetime | None = None
+
+
+class WaitingRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be known of a run to decide when it is its turn."""
+
+    id: str
+    user_id: str
+    tier: TierName
+    model: str
+    prompt_tokens: int
+    """As counted when it was submitted; a guess where no tokenizer was at hand."""
+    max_tokens: int | None = None
+
+
+def waiting(run: Run) -> WaitingRun:
+    """The run, as lines see it."""
+    return WaitingRun(
+        id=run.id,
+        user_id=run.user_id,
+        tier=run.tier,
+        model=run.model,
+        prompt_tokens=run.expected_prompt_tokens,
+        max_tokens=run.max_tokens,
+    )
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from chatsvc.api.door import Door
 from chatsvc.api.errors import HANDLERS
 from chatsvc.api.health import health_routes
 from chatsvc.api.metrics import create_registry
+from chatsvc.api.models import ModelController
 from chatsvc.api.openapi import complete, openapi_config
 from chatsvc.api.page import load_assets, page_routes
 from chatsvc.api.regions import create_regions
@@ -61,7 +62,7 @@ async def create_api(
         *health_routes(scheduler, registry, {"postgres": store.ping, "redis": log.ping})
     ]
     if "api" in config.roles:
-        handlers += [ConversationController, MessageController, ResponseController, MeController]
+        handlers += [ConversationController, MessageController, ResponseController, MeController, ModelController]
         handlers += page_routes(load_assets(web_dist, base_path))
     framework = Litestar(
         handlers,

@@ -97,6 +97,19 @@ ANSWERS: Final[dict[str, Any]] = {
             "refills_at": _MADE,
         },
     },
+    "listModels": {
+        "object": "list",
+        "data": [
+            {
+                "id": "SmolLM2-135M-Instruct",
+                "object": "model",
+                "owned_by": "chatsvc",
+                "default": True,
+                "ready": True,
+                "window": 8192,
+            }
+        ],
+    },
     "healthz": {"status": "ok"},
     "readyz": {"ready": True, "checks": {"postgres": "ok", "redis": "ok", "engine SmolLM2-135M-Instruct": "ok"}},
 }

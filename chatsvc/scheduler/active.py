@@ -7,6 +7,7 @@ from enum import Enum
 
 from chatsvc.prompt import Prompt
 from chatsvc.run import Run
+from chatsvc.scheduler.lines import Meter
 
 
 class Interrupt(Enum):
@@ -28,8 +29,13 @@ class Interrupt(Enum):
 class ActiveRun:
     """One run in this process, from its claim to its end."""
 
-    def __init__(self, run: Run, prompt: Prompt | None = None) -> None:
+    def __init__(self, run: Run, meter: Meter, prompt: Prompt | None = None) -> None:
         self.run = run
+        self.meter = meter
+        self.complete = False
+        """It came to its own end."""
+        self.queued_again = False
+        """Nothing of it was shown, and it waits again."""
         self.prompt = prompt
         """What the run is to answer, where it was rendered already when it was submitted."""
         self.why: Interrupt | None = None

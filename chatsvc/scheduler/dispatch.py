@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import structlog
@@ -17,11 +16,10 @@ import structlog
 from chatsvc.errors import StoreUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.prompt import Prompt
-from chatsvc.run import Run
+from chatsvc.run import Run, WaitingRun, waiting
 from chatsvc.scheduler.active import ActiveRun, Interrupt
-from chatsvc.scheduler.queue import RunQueue, Waiting
+from chatsvc.scheduler.lines import Lines, Meter
 from chatsvc.scheduler.runner import Runner
-from chatsvc.scheduler.throughput import Throughput
 from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -52,22 +50,17 @@ class Dispatcher:
         self,
         *,
         store: Store,
-        queue: RunQueue,
+        lines: Lines,
         engines: Mapping[str, Engine],
-        slots: Mapping[str, int],
         runner: Runner,
-        throughput: Throughput,
         worker_id: str,
     ) -> None:
         self.worker_id = worker_id
         self._store = store
-        self._queue = queue
+        self._lines = lines
         self._engines = engines
-        self._slots = slots
         self._runner = runner
-        self._throughput = throughput
         self._active: dict[str, ActiveRun] = {}
-        self._used: Counter[str] = Counter()
         self._claiming: dict[str, Interrupt | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Event()
@@ -75,47 +68,42 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._unready: set[str] = set()
 
     # What others tell it ------------------------------------------------------------------------------------------
 
-    def offer(self, run_id: str, model: str) -> None:
+    def offer(self, run: WaitingRun) -> None:
         """A run waits. Called for runs posted here and for those that Postgres notifies of."""
-        if run_id not in self._active and run_id not in self._claiming and model in self._engines:
-            self._queue.put(Waiting(run_id, model))
+        if run.id not in self._active and run.id not in self._claiming and self._lines.put(run):
             self._work.set()
 
     @contextlib.contextmanager
-    def place(self, run_id: str, model: str) -> Iterator[Place]:
+    def place(self, run: WaitingRun) -> Iterator[Place]:
         """A place for a run that is about to be submitted, if there is one and nobody waits for it.
 
         The run is then written as claimed by this worker: with room, a request waits for nothing. A place that is not
         used, because the run came before or was refused, is free again in the end.
         """
-        if not self._has_place(model):
+        if self._draining or not self._lines.take_at_once(run):
             yield Place(None)
             return
         place = Place(self.worker_id)
-        self._claiming[run_id] = None
-        self._used[model] += 1
+        meter = self._lines.meter(run.model, run.id)
+        self._claiming[run.id] = None
         self._idle.clear()
         try:
             yield place
         finally:
-            self._used[model] -= 1
-            interrupted = self._claiming.pop(run_id, None)
+            interrupted = self._claiming.pop(run.id, None)
             if place.taken is not None:
-                self._start(place.taken, interrupted, place.prompt)
+                self._start(place.taken, meter, interrupted, place.prompt)
             else:
+                meter.refund()
                 self._work.set()
                 self._note_idle()
 
-    def _has_place(self, model: str) -> bool:
-        return not self._draining and self._free().get(model, 0) > 0 and not self._queue.waits_for(model)
-
     def interrupt(self, run_id: str, why: Interrupt) -> bool:
         """Cut a run short if it is in this process; False when it is not."""
-        self._queue.discard(run_id)
+        self._lines.discard(run_id)
         active = self._active.get(run_id)
         if run_id in self._claiming:
             # Whether the claim succeeds is not known yet; if it does, the run begins with this.
@@ -137,11 +125,9 @@ class Dispatcher:
 
     def set_ready(self, model: str, ready: bool) -> None:
         """An engine that is not ready gets no work; its runs wait for it, or for another worker."""
+        self._lines.set_ready(model, ready)
         if ready:
-            self._unready.discard(model)
             self._work.set()
-        else:
-            self._unready.add(model)
 
     # What others ask it -------------------------------------------------------------------------------------------
 
@@ -153,7 +139,7 @@ class Dispatcher:
     @property
     def waiting_count(self) -> int:
         """Runs in this process's queue."""
-        return len(self._queue)
+        return len(self._lines)
 
     def attempts(self) -> set[tuple[str, int]]:
         """Run id and attempt of every run being worked on."""
@@ -198,14 +184,14 @@ class Dispatcher:
         while True:
             self._sweep.clear()
             try:
-                before = self._queue.ids()
+                before = self._lines.ids()
                 queued = await self._store.runs.queued(limit=SWEEP_LIMIT)
                 for run in queued:
-                    self.offer(run.id, run.model)
+                    self.offer(waiting(run))
                 if len(queued) < SWEEP_LIMIT:
                     # Others have taken these: they would only be proposed in vain.
                     for run_id in before - {run.id for run in queued}:
-                        self._queue.discard(run_id)
+                        self._lines.discard(run_id)
             except StoreUnavailable as error:
                 _log.warning("sweep of the queue postponed", reason=error.detail)
             with contextlib.suppress(TimeoutError):
@@ -213,50 +199,38 @@ class Dispatcher:
                     await self._sweep.wait()
 
     async def _dispatch(self) -> None:
-        while not self._draining and (taken := self._queue.take(self._free())):
-            self._claiming |= dict.fromkeys((waiting.run_id for waiting in taken), None)
-            self._used.update(waiting.model for waiting in taken)
+        while not self._draining and (taken := self._lines.take()):
+            meters = {run_id: self._lines.meter(model, run_id) for model, run_id in taken}
+            self._claiming |= dict.fromkeys(meters, None)
             self._idle.clear()
+            claimed: list[Run] = []
             try:
-                claimed = await self._store.runs.claim([waiting.run_id for waiting in taken], self.worker_id)
+                claimed = await self._store.runs.claim(list(meters), self.worker_id)
             except BaseException:
-                interrupted = self._forget_claims(taken)
-                for waiting in taken:
-                    if interrupted[waiting.run_id] is None:
-                        self._queue.put(waiting)
-                self._note_idle()
+                # Whether they were claimed is not known: those that were not are found by the next sweep.
+                self._sweep.set()
                 raise
-            interrupted = self._forget_claims(taken)
-            for run in claimed:
-                self._start(run, interrupted[run.id])
-            self._note_idle()
-
-    def _forget_claims(self, taken: Sequence[Waiting]) -> dict[str, Interrupt | None]:
-        """The claims are answered, and the places held for them free; what was to interrupt the runs meanwhile."""
-        self._used.subtract(waiting.model for waiting in taken)
-        return {waiting.run_id: self._claiming.pop(waiting.run_id, None) for waiting in taken}
+            finally:
+                interrupted = {run_id: self._claiming.pop(run_id, None) for run_id in meters}
+                for run in claimed:
+                    self._start(run, meters.pop(run.id), interrupted[run.id])
+                for meter in meters.values():
+                    meter.refund()  # somebody else has them
+                self._note_idle()
 
     def _note_idle(self) -> None:
         if not self._active and not self._claiming:
             self._idle.set()
 
-    def _free(self) -> dict[str, int]:
-        return {
-            model: free
-            for model, slots in self._slots.items()
-            if model not in self._unready and (free := slots - self._used[model]) > 0
-        }
-
-    def _start(self, run: Run, interrupted: Interrupt | None, prompt: Prompt | None = None) -> None:
+    def _start(self, run: Run, meter: Meter, interrupted: Interrupt | None, prompt: Prompt | None = None) -> None:
         if run.id in self._active:
             _log.error("run was claimed twice by one worker", run_id=run.id, attempt=run.attempt)
             self._active[run.id].interrupt(Interrupt.LOST)
-        active = ActiveRun(run, prompt)
+        active = ActiveRun(run, meter, prompt)
         # Claimed while the shutdown began: given back at once.
         if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
             active.interrupt(why)
         self._active[run.id] = active
-        self._used[run.model] += 1
         self._idle.clear()
         task = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
         self._tasks.add(task)
@@ -265,8 +239,7 @@ class Dispatcher:
     async def _carry_out(self, active: ActiveRun) -> None:
         model = active.run.model
         try:
-            with self._throughput.measure(model):
-                engine_was_there = await self._runner.execute(active)
+            engine_was_there = await self._runner.execute(active)
             if not engine_was_there:
                 # What waits is not to be burnt on a dead engine; one that merely refused this run goes on.
                 self.set_ready(model, (await self._engines[model].health()).ready)
@@ -274,7 +247,10 @@ class Dispatcher:
             # Not even its end could be written. The run is still ours in Postgres: the lease keeper finds it there.
             _log.exception("run was dropped", run_id=active.run.id, error_type=type(error).__name__)
         finally:
-            self._used[model] -= 1
+            if active.queued_again:
+                active.meter.refund()
+            else:
+                active.meter.end(complete=active.complete)
             if self._active.get(active.run.id) is active:
                 del self._active[active.run.id]
             active.ended.set()

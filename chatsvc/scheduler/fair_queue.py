@@ -168,6 +168,10 @@ class FairQueue:
         _, seen = self._standings
         return seen.of(run_id) or seen.at(self._tag(flow))
 
+    def left(self) -> list[float]:
+        """Service that each run under way is still likely to come to, least first."""
+        return sorted(max(0.0, self._expected(flight.demand) - flight.received) for flight in self._flights.values())
+
     def waits(self) -> bool:
         """Whether any run waits."""
         return bool(self._line_of)

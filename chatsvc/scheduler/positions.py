@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import structlog
@@ -11,7 +11,7 @@ import structlog
 from chatsvc.errors import StoreUnavailable
 from chatsvc.events import Queued
 from chatsvc.run import Run
-from chatsvc.scheduler.throughput import Throughput
+from chatsvc.scheduler.lines import Lines
 from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -38,9 +38,9 @@ class Watch:
 class Positions:
     """Positions of queued runs, for streams and for single answers."""
 
-    def __init__(self, store: Store, throughput: Throughput) -> None:
+    def __init__(self, store: Store, lines: Lines) -> None:
         self._store = store
-        self._throughput = throughput
+        self._lines = lines
         self._watches: set[Watch] = set()
         self._wanted = asyncio.Event()
 
@@ -53,7 +53,7 @@ class Positions:
 
     async def of(self, run: Run) -> Queued | None:
         """The run's position now; None when it is not queued any more. Raises ``StoreUnavailable``."""
-        return self._queued(run, (await self._store.runs.positions()).get(run.id))
+        return (await self._look([run])).get(run.id)
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -62,23 +62,37 @@ class Positions:
             # Whoever comes while Postgres is being asked may be missing from its answer: next round.
             asked = list(self._watches)
             try:
-                self._tell(asked, await self._store.runs.positions())
+                self._tell(asked, await self._look([watch.run for watch in asked]))
             except StoreUnavailable as error:
                 _log.warning("positions not refreshed", reason=error.detail)
             await asyncio.sleep(REFRESH_S)
             if not self._watches:
                 self._wanted.clear()
 
-    def _tell(self, asked: list[Watch], positions: dict[str, int]) -> None:
+    def _tell(self, asked: list[Watch], positions: Mapping[str, Queued]) -> None:
         for watch in asked:
-            queued = self._queued(watch.run, positions.get(watch.run.id))
+            queued = positions.get(watch.run.id)
             if queued is None:
                 watch.close()
             elif queued != watch.told:
                 watch.told = queued
                 watch.teller(queued)
 
-    def _queued(self, run: Run, position: int | None) -> Queued | None:
-        if position is None:
-            return None
-        return Queued(position=position, eta_s=self._throughput.wait_s(run.model, position), tier=run.tier)
+    async def _look(self, runs: Collection[Run]) -> dict[str, Queued]:
+        """Where those of the runs stand that wait still.
+
+        Lines are those of this process. One that has no line for a model knows only who came first.
+        """
+        waiting = await self._store.runs.still_queued([run.id for run in runs])
+        elsewhere = any(run.model not in self._lines for run in runs)
+        by_age = await self._store.runs.positions() if elsewhere and waiting else {}
+        found = {}
+        for run in runs:
+            if run.id not in waiting:
+                continue
+            if here := self._lines.standing(run.model, run.id):
+                standing, eta_s = here
+                found[run.id] = Queued(position=standing.position, eta_s=eta_s, tier=run.tier)
+            elif run.id in by_age:
+                found[run.id] = Queued(position=by_age[run.id], eta_s=None, tier=run.tier)
+        return found

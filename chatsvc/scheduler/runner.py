@@ -183,8 +183,10 @@ class Runner:
                 )
                 if first:
                     first = False
+                    active.meter.started(progress.usage.prompt_tokens, progress.usage.cached_tokens)
                     reply.event(_context_event(progress.usage, chunk.cached_tokens, window))
                     progress.show_kept(reply)
+                active.meter.delivered(chunk.output_tokens)
                 if chunk.text:
                     reply.delta(chunk.text, chunk.output_tokens)
                 if chunk.finish_reason is not None:
@@ -209,6 +211,7 @@ class Runner:
         if _worth_another_attempt(active, reply, progress):
             requeued = await _patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq))
             if requeued:
+                active.queued_again = True
                 _log.info("run queued again, nothing was shown yet")
                 await reply.close(None)
                 return
@@ -222,6 +225,7 @@ class Runner:
             _log.info("run had been ended elsewhere")
             reply.discard()
             return
+        active.complete = outcome.status is RunStatus.COMPLETE
         reply.event(terminal_event_for(run.message_id, outcome))
         await reply.close(self._log_ttl_s)
         self.ended[run.model, outcome.status.value] += 1

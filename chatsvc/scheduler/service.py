@@ -25,12 +25,11 @@ from chatsvc.scheduler.dispatch import Dispatcher
 from chatsvc.scheduler.ending import announce
 from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.lease import LeaseKeeper
+from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.orphans import Orphans
 from chatsvc.scheduler.positions import Positions, Teller, Watch
-from chatsvc.scheduler.queue import FifoQueue
 from chatsvc.scheduler.runner import Runner
 from chatsvc.scheduler.submit import NewAnswer, NewMessage, Submitter
-from chatsvc.scheduler.throughput import Throughput
 from chatsvc.store import Signal, Store, Submitted
 from chatsvc.streamlog.base import StreamLog
 from chatsvc.streamlog.writer import LogWriter
@@ -60,6 +59,9 @@ class Scheduler:
         self._store = store
         self._writer = writer
         self.engines = engines
+        self.models = frozenset(config.models)
+        """All that are served, here or by other workers."""
+        self.default_model = default_model
         self._health: dict[str, EngineHealth] = {}
         self._log_ttl_s = config.stream.log_ttl_s
         self._draining = False
@@ -67,8 +69,9 @@ class Scheduler:
             name: min(engine.limits.slots, config.models[name].slots or engine.limits.slots)
             for name, engine in engines.items()
         }
-        throughput = Throughput(clock, slots)
-        self.positions = Positions(store, throughput)
+        weights = {name: tier.weight for name, tier in config.tiers.items()}
+        lines = Lines(engines, slots, weights, clock)
+        self.positions = Positions(store, lines)
         self._forgetter = LogForgetter(log)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
         self._runner = Runner(
@@ -82,11 +85,9 @@ class Scheduler:
         )
         self.dispatcher = Dispatcher(
             store=store,
-            queue=FifoQueue(),
+            lines=lines,
             engines=engines,
-            slots=slots,
             runner=self._runner,
-            throughput=throughput,
             worker_id=f"{config.region}-{uuid.uuid4().hex}",
         )
         self._orphans = Orphans(store=store, log=log, writer=writer, clock=clock, log_ttl_s=self._log_ttl_s)
@@ -214,8 +215,8 @@ class Scheduler:
         return health is None or health.ready
 
     def _heard(self, signal: Signal) -> None:
-        if signal.kind == "queued" and signal.model is not None:
-            self.dispatcher.offer(signal.response_id, signal.model)
+        if signal.waiting is not None:
+            self.dispatcher.offer(signal.waiting)
         else:
             self.dispatcher.interrupt(signal.response_id, Interrupt.STOP if signal.kind == "stop" else Interrupt.GONE)
 

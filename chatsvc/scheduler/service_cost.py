@@ -56,8 +56,9 @@ class OutputEstimator:
 
     def __init__(self, most_users: int = 50_000) -> None:
         self._most_users = most_users
-        self._total = self.FIRST_GUESS * self.GUESS_COUNTS
-        self._count = self.GUESS_COUNTS
+        # It counts as one reply: a few true ones are soon better.
+        self._total = self.FIRST_GUESS
+        self._count = 1.0
         self._users: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property

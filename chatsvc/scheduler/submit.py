@@ -31,7 +31,7 @@ from chatsvc.ids import new_message_id, new_response_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Principal, ServiceCost, Tier, TierName
 from chatsvc.prompt import ChatMessage, Prompt
-from chatsvc.run import RunStatus
+from chatsvc.run import RunStatus, WaitingRun, waiting
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN, EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
@@ -133,11 +133,19 @@ class Submitter:
         if ground.branch:
             await self._refuse_running(principal, ground.branch[-1])
         model = self._checked_model(new.model or conversation.model)
-        prompt, charge = await self._fitting_prompt(
+        prompt, size, charge = await self._fitting_prompt(
             model, assemble(conversation.system_prompt, ground.branch, content), new.max_tokens
         )
         response_id = new_response_id(self._region)
-        with self._dispatcher.place(response_id, model) as place:
+        wish = WaitingRun(
+            id=response_id,
+            user_id=principal.user_id,
+            tier=principal.tier,
+            model=model,
+            prompt_tokens=size,
+            max_tokens=new.max_tokens,
+        )
+        with self._dispatcher.place(wish) as place:
             submitted = await self._store.runs.submit(
                 Submission(
                     principal=principal,
@@ -153,6 +161,7 @@ class Submitter:
                     background=new.background,
                     tier=self._tiers[principal.tier],
                     charge=charge,
+                    prompt_tokens=size,
                     user_message_id=new_message_id(),
                     message_id=new_message_id(),
                     response_id=response_id,
@@ -181,9 +190,19 @@ class Submitter:
         model = self._checked_model(new.model or conversation.model)
         if new.continues is not None:
             branch = (*branch, _continuable(new.continues))
-        prompt, charge = await self._fitting_prompt(model, assemble(conversation.system_prompt, branch), new.max_tokens)
+        prompt, size, charge = await self._fitting_prompt(
+            model, assemble(conversation.system_prompt, branch), new.max_tokens
+        )
         response_id = new_response_id(self._region)
-        with self._dispatcher.place(response_id, model) as place:
+        wish = WaitingRun(
+            id=response_id,
+            user_id=principal.user_id,
+            tier=principal.tier,
+            model=model,
+            prompt_tokens=size,
+            max_tokens=new.max_tokens,
+        )
+        with self._dispatcher.place(wish) as place:
             submitted = await self._store.runs.regenerate(
                 Regeneration(
                     principal=principal,
@@ -196,6 +215,7 @@ class Submitter:
                     background=new.background,
                     tier=self._tiers[principal.tier],
                     charge=charge,
+                    prompt_tokens=size,
                     message_id=new_message_id(),
                     response_id=response_id,
                     continues_message_id=new.continues.id if new.continues else None,
@@ -226,7 +246,7 @@ class Submitter:
         if place.owner is not None:
             place.take(run, prompt)
         else:
-            self._dispatcher.offer(run.id, run.model)
+            self._dispatcher.offer(waiting(run))
 
     def _checked_content(self, content: str) -> str:
         content = clean_text(content)
@@ -256,8 +276,8 @@ class Submitter:
 
     async def _fitting_prompt(
         self, model: str, messages: Sequence[ChatMessage], max_tokens: int | None
-    ) -> tuple[Prompt | None, float]:
-        """The prompt, if it fits by the model's own count, and what the reply is expected to cost.
+    ) -> tuple[Prompt | None, int, float]:
+        """The prompt, if it fits by the model's own count; its tokens; and what the reply is expected to cost.
 
         No prompt where the model is not: there the size is a guess, and the worker's count decides. Raises
         ``MessageTooLong``.
@@ -266,13 +286,13 @@ class Submitter:
         if engine is None:
             guess = sum(len(message.content) for message in messages) // CHARS_PER_TOKEN
             limit = EXPECTED_OUTPUT if max_tokens is None else max_tokens
-            return None, expected_cost(self._cost, prompt_tokens=guess, reply_limit=limit)
+            return None, guess, expected_cost(self._cost, prompt_tokens=guess, reply_limit=limit)
         prompt = await engine.render(messages)
         limits = engine.limits
         limit = reply_limit(
             prompt_tokens=prompt.tokens, window=limits.window, requested=max_tokens, default=limits.reply_tokens
         )
-        return prompt, expected_cost(self._cost, prompt_tokens=prompt.tokens, reply_limit=limit)
+        return prompt, prompt.tokens, expected_cost(self._cost, prompt_tokens=prompt.tokens, reply_limit=limit)
 
     async def _tokens(self, model: str, content: str) -> int | None:
         """The message's tokens, without template."""

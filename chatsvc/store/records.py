@@ -18,7 +18,7 @@ from chatsvc.conversation import Branch, Conversation, Message
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
 from chatsvc.limits import Allowance, Principal, Tier, Usage
-from chatsvc.run import Run
+from chatsvc.run import Run, WaitingRun
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """What the user may have."""
     charge: float
     """Units of service that the run is expected to cost."""
+    prompt_tokens: int
+    """Tokens of the prompt, or a guess."""
     user_message_id: str
     message_id: str
     response_id: str
@@ -84,6 +86,7 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     tier: Tier
     charge: float
+    prompt_tokens: int
     message_id: str
     response_id: str
     max_tokens: int | None = None
@@ -152,6 +155,8 @@ class Signal(msgspec.Struct, frozen=True):
     kind: str
     response_id: str
     model: str | None = None
+    waiting: WaitingRun | None = None
+    """With ``queued``."""
 
 
 _BAD_CURSOR: Final = "The cursor is not one that this list gave out."

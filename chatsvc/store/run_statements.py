@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from chatsvc.store.records import statement
+from chatsvc.store.signals import NOTIFY_QUEUED
 
 GET: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s AND r.user_id = %(user_id)s")
 
@@ -38,6 +39,8 @@ NOT_ENDED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status IN ('
 QUEUED: Final = statement("""
     SELECT {run:r} FROM runs r WHERE r.status = 'queued' ORDER BY r.created_at, r.id LIMIT %(limit)s
 """)
+
+STILL_QUEUED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status = 'queued'"
 
 POSITIONS: Final = """
     SELECT id, row_number() OVER (PARTITION BY model ORDER BY created_at, id) AS position
@@ -129,23 +132,28 @@ FINISH_QUEUED: Final = statement(
     "SELECT * FROM ended",
 )
 
-REQUEUE: Final = """
-    WITH queued AS (
+REQUEUE: Final = statement(
+    """
+    WITH run AS (
         UPDATE runs r SET status = 'queued', owner = NULL, started_at = NULL,
             last_seq = greatest(r.last_seq, %(last_seq)s)
         WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming' AND NOT r.stop_requested
             AND NOT r.has_text
-        RETURNING r.id, r.message_id, r.model
+        RETURNING {run:r}
     ), message AS (
-        UPDATE messages SET status = 'queued' FROM queued WHERE messages.id = queued.message_id
+        UPDATE messages SET status = 'queued' FROM run WHERE messages.id = run.message_id
     ), told AS (
-        SELECT pg_notify('chatsvc',
-            json_build_object('kind', 'queued', 'response_id', id, 'model', model)::text) FROM queued
+        SELECT
+    """,
+    NOTIFY_QUEUED,
+    """
+        FROM run
     )
     SELECT (SELECT count(*) FROM told) > 0 OR EXISTS (
         SELECT 1 FROM runs WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'queued'
     ) AS won
-"""
+    """,
+)
 
 REQUEST_STOP: Final = statement("""
     WITH asked AS (

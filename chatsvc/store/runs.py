@@ -133,6 +133,10 @@ class Runs:
         """
         return await self._many(sql.UNSERVED, {"patience_s": patience_s})
 
+    async def still_queued(self, response_ids: Collection[str]) -> set[str]:
+        """Those of these runs that wait."""
+        return {row["id"] for row in await self._db.query(sql.STILL_QUEUED, {"ids": list(response_ids)})}
+
     async def positions(self) -> dict[str, int]:
         """Every waiting run's place among those of its model, 1 for the oldest."""
         rows = await self._db.query(sql.POSITIONS)

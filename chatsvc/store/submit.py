@@ -27,6 +27,7 @@ from chatsvc.run import RunStatus
 from chatsvc.store.allowances import MAY, STANDING, allowance_of, refuse, tier_params
 from chatsvc.store.pool import Connection, Database, Row, fetch
 from chatsvc.store.records import Regeneration, Submission, Submitted, run_of, statement
+from chatsvc.store.signals import NOTIFY_QUEUED
 from chatsvc.store.users import TOUCH
 
 KNOWN: Final = statement("""
@@ -86,18 +87,18 @@ _WRITE: Final = statement(
         FROM moment WHERE id = %(conversation_id)s
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
-            continues_message_id, model, tier, status, attempt, owner, max_tokens, temperature, background, charged,
-            created_at, started_at)
+            continues_message_id, model, tier, status, attempt, owner, expected_prompt_tokens, max_tokens,
+            temperature, background, charged, created_at, started_at)
         SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
             %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, %(status)s,
-            %(attempt)s, %(owner)s, %(max_tokens)s, %(temperature)s, %(background)s, %(charge)s, at,
-            CASE WHEN %(owner)s::text IS NOT NULL THEN at END
+            %(attempt)s, %(owner)s, %(expected_prompt_tokens)s, %(max_tokens)s, %(temperature)s, %(background)s,
+            %(charge)s, at, CASE WHEN %(owner)s::text IS NOT NULL THEN at END
         FROM moment RETURNING {run:r}
     )
-    SELECT run.*, standing.*, CASE run.status WHEN 'queued' THEN pg_notify('chatsvc',
-        json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model)::text)::text END
-    FROM run, standing
+    SELECT run.*, standing.*, CASE run.status WHEN 'queued' THEN
     """,
+    NOTIFY_QUEUED,
+    "::text END FROM run, standing",
 )
 
 
@@ -203,6 +204,7 @@ def _params(request: Submission | Regeneration) -> dict[str, Any]:
         "client_msg_id": clean_text(request.client_msg_id),
         "request_hash": request.request_hash,
         "model": clean_text(request.model),
+        "expected_prompt_tokens": request.prompt_tokens,
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "background": request.background,

@@ -51,6 +51,7 @@ def submission(conversation, parent_id=None, **changes):
         "model": "small",
         "tier": MANY,
         "charge": 100.0,
+        "prompt_tokens": 20,
         "user_message_id": ids.new_message_id(),
         "message_id": ids.new_message_id(),
         "response_id": ids.new_response_id("local"),
@@ -67,6 +68,7 @@ def regeneration(user_message_id, **changes):
         "model": "small",
         "tier": MANY,
         "charge": 100.0,
+        "prompt_tokens": 20,
         "message_id": ids.new_message_id(),
         "response_id": ids.new_response_id("local"),
     }

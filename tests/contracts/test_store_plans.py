@@ -61,6 +61,7 @@ STATEMENTS = {
     "reply": sql.REPLY,
     "not ended": sql.NOT_ENDED,
     "queued": sql.QUEUED,
+    "still queued": sql.STILL_QUEUED,
     "positions": sql.POSITIONS,
     "claim": sql.CLAIM,
     "checkpoint": sql.CHECKPOINT,

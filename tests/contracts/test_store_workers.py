@@ -8,7 +8,7 @@ import pytest
 from store_world import ALICE, WORKER, World, checkpoint, complete, stopped
 
 from chatsvc.errors import StoreUnavailable
-from chatsvc.run import RunStatus
+from chatsvc.run import RunStatus, waiting
 from chatsvc.store import open_store
 from chatsvc.store.records import Signal
 
@@ -169,14 +169,14 @@ async def next_of(heard):
 async def test_whoever_listens_hears_of_waiting_stopped_and_deleted_runs(world, store, postgres_url):
     async with open_store(postgres_url, pool_size=2, timeout_s=5) as replica, listening(replica) as (heard, _):
         run = await world.streaming()
-        assert await next_of(heard) == Signal("queued", run.id, "small")
+        assert await next_of(heard) == Signal("queued", run.id, "small", waiting(run))
         await store.runs.request_stop("alice", run.id)
         assert await next_of(heard) == Signal("stop", run.id, "small")
         await store.conversations.delete("alice", run.conversation_id)
         assert await next_of(heard) == Signal("gone", run.id, "small")
         again = await world.streaming()
         await store.runs.requeue(again.id, 1)
-        assert [await next_of(heard), await next_of(heard)] == [Signal("queued", again.id, "small")] * 2
+        assert [await next_of(heard), await next_of(heard)] == [Signal("queued", again.id, "small", waiting(again))] * 2
         await store.runs.request_stop("alice", again.id)
         assert await next_of(heard) == Signal("stop", again.id, "small")
         assert heard.empty()

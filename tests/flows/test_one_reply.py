@@ -270,6 +270,7 @@ async def test_the_examples_in_the_schema_have_the_members_of_real_answers(api):
         "createConversation": made,
         "sendMessage": sent,
         "getMe": await api.call("GET", "/v1/me"),
+        "listModels": await api.call("GET", "/v1/models"),
         "listConversations": await api.call("GET", "/v1/conversations"),
         "getConversation": await api.call("GET", conversation),
         "listBranch": await api.call("GET", conversation + "/messages"),

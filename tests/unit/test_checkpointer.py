@@ -43,7 +43,7 @@ async def test_however_many_deltas_the_store_sees_one_checkpoint_in_ten_seconds_
     checkpointer = Checkpointer(SimpleNamespace(runs=runs), clock, every_s=10.0)
     replies = {name: Growing() for name in ("resp_a", "resp_b")}
     for name, reply in replies.items():
-        checkpointer.track(ActiveRun(SimpleNamespace(id=name, attempt=1)), reply, Usage)
+        checkpointer.track(ActiveRun(SimpleNamespace(id=name, attempt=1), None), reply, Usage)
     for _ in range(600):  # a minute, looked at ten times a second
         clock.at += 0.1
         for reply in replies.values():
@@ -58,7 +58,7 @@ async def test_a_reply_that_says_nothing_new_is_not_saved_again():
     clock, runs = SteppedClock(), Runs()
     checkpointer = Checkpointer(SimpleNamespace(runs=runs), clock, every_s=10.0)
     reply = Growing()
-    checkpointer.track(ActiveRun(SimpleNamespace(id="resp_a", attempt=1)), reply, Usage)
+    checkpointer.track(ActiveRun(SimpleNamespace(id="resp_a", attempt=1), None), reply, Usage)
     reply.words = 1
     for _ in range(10):
         clock.at += 10.0

@@ -1,0 +1,116 @@
+"""The lines of this process: nothing is taken without a place and room, and nothing that was taken keeps its place."""
+
+import pytest
+
+from chatsvc.clock import SystemClock
+from chatsvc.inference.base import EngineLimits
+from chatsvc.limits import TierName
+from chatsvc.run import WaitingRun
+from chatsvc.scheduler.lines import Lines
+
+WEIGHTS = {TierName.FREE: 1.0, TierName.PLUS: 4.0, TierName.PRO: 16.0}
+
+
+class Engine:
+    def __init__(self, *, window=1000, slots=2, kv_tokens=None):
+        self.limits = EngineLimits(model="m", window=window, slots=slots, kv_tokens=kv_tokens)
+
+
+def lines(**engines):
+    return Lines(engines, {name: engine.limits.slots for name, engine in engines.items()}, WEIGHTS, SystemClock())
+
+
+def run(number, model="m", user="ann", **fields):
+    return WaitingRun(
+        id=f"run{number:03}", user_id=user, tier=TierName.FREE, model=model, **{"prompt_tokens": 100, **fields}
+    )
+
+
+def test_no_more_are_taken_than_there_are_places():
+    line = lines(m=Engine(slots=2))
+    for number in range(3):
+        line.put(run(number))
+    assert line.take() == [("m", "run000"), ("m", "run001")]
+    assert line.take() == []
+    line.meter("m", "run000").end(complete=True)
+    assert line.take() == [("m", "run002")]
+
+
+def test_a_model_without_places_holds_up_no_other():
+    line = lines(busy=Engine(slots=1), idle=Engine(slots=1))
+    for number, model in enumerate(("busy", "busy", "idle")):
+        line.put(run(number, model))
+    assert line.take() == [("busy", "run000"), ("idle", "run002")]
+    assert line.ids() == {"run001"}
+
+
+def test_an_engine_that_is_not_ready_gets_nothing():
+    line = lines(m=Engine())
+    line.put(run(1))
+    line.set_ready("m", ready=False)
+    assert line.take() == []
+    assert not line.take_at_once(run(2))
+    line.set_ready("m", ready=True)
+    assert line.take() == [("m", "run001")]
+
+
+def test_a_run_is_taken_only_if_all_it_may_write_fits():
+    line = lines(m=Engine(slots=9, kv_tokens=1000))
+    line.put(run(1, max_tokens=500))
+    line.put(run(2, max_tokens=500))
+    assert line.take() == [("m", "run001")]
+    line.meter("m", "run001").end(complete=True)
+    assert line.take() == [("m", "run002")]
+
+
+def test_without_a_wish_a_run_may_write_what_the_window_leaves():
+    line = lines(m=Engine(slots=9, window=1000, kv_tokens=1999))
+    line.put(run(1))
+    line.put(run(2))
+    assert line.take() == [("m", "run001")]
+
+
+def test_with_room_a_run_waits_for_nothing_and_never_passes_those_who_wait():
+    line = lines(m=Engine(slots=2))
+    assert line.take_at_once(run(1))
+    line.put(run(2))
+    assert not line.take_at_once(run(3))
+    assert line.ids() == {"run002"}
+    assert line.take() == [("m", "run002")]
+    assert not line.take_at_once(run(4))
+    line.meter("m", "run001").refund()
+    assert line.take_at_once(run(4))
+
+
+@pytest.mark.parametrize("ending", [lambda meter: meter.end(complete=False), lambda meter: meter.refund()])
+def test_each_kind_of_end_frees_the_place(ending):
+    line = lines(m=Engine(slots=1))
+    for number in range(5):
+        assert line.take_at_once(run(number))
+        meter = line.meter("m", f"run{number:03}")
+        meter.started(100, 0)
+        meter.delivered(7)
+        ending(meter)
+
+
+def test_a_user_with_one_run_goes_before_another_ones_tenth():
+    line = lines(m=Engine(slots=1))
+    for number in range(10):
+        line.put(run(number))
+    line.put(run(99, user="bob"))
+    order = []
+    while taken := line.take():
+        order += taken
+        meter = line.meter(*taken[0])
+        meter.started(100, 0)
+        meter.delivered(200)
+        meter.end(complete=True)
+    assert order.index(("m", "run099")) == 1
+
+
+def test_a_discarded_run_is_not_taken_and_an_unknown_model_is_not_waited_for():
+    line = lines(m=Engine())
+    assert line.put(run(1))
+    assert not line.put(run(2, "other"))
+    line.discard("run001")
+    assert (line.take(), len(line)) == ([], 0)
