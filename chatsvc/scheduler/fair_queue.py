@@ -288,6 +288,7 @@ class FairQueue:
 
     def _dispatch(self, flow: Flow) -> Demand:
         demand = flow.head.demand
+        self._time.dispatched(self._tag(flow), flow.ahead)
         self._leave(flow, demand.run_id)
         if self._time.waiting == bool(flow.waiting):
             self._time.reach(flow.received - self._time.offset(flow.tier))

@@ -24,6 +24,8 @@ class VirtualTime:
         self._waiting: Final = dict.fromkeys(weights, 0)
         self._received: Final = dict.fromkeys(weights, 0.0)
         self._offset: Final = dict.fromkeys(weights, 0.0)
+        self._served = 0.0
+        self._most_ahead = 0.0
         self.now = 0.0
         """Nobody who begins to wait begins before this. Never goes back."""
 
@@ -58,8 +60,8 @@ class VirtualTime:
     def start(self, least: float | None) -> float:
         """Where a user begins who begins to wait: at the mean of what those who wait have received.
 
-        ``least`` is the smallest counter among them: a newcomer is not put behind who is next, save for what time has
-        gone on since that one began to wait.
+        ``least`` is the smallest counter among them: a newcomer is not put behind who is next, save for the time that
+        has gone by since that one began to wait.
         """
         if least is None:
             return self.now
@@ -67,7 +69,15 @@ class VirtualTime:
         for tier, users in self._waiting.items():
             total += self._weights[tier] * (self._received[tier] - users * self._offset[tier])
             weight += self._weights[tier] * users
-        return max(self.now, min(total / weight, least))
+        return max(self.now, self._served - self._most_ahead, min(total / weight, least))
+
+    def dispatched(self, tag: float, ahead: float) -> None:
+        """A user with this counter, charged ahead so much of it, was next.
+
+        Who begins to wait now begins there (SFQ's start tag), less at most what is under way for any one user.
+        """
+        self._served = max(self._served, tag)
+        self._most_ahead = max(self._most_ahead, ahead)
 
     def reach(self, received: float) -> None:
         """A user who has received so much is served while nobody else waits: it took from nobody."""
@@ -85,7 +95,7 @@ class VirtualTime:
 
     def reset(self) -> None:
         """Nobody has work: all are equal again."""
-        self.now = 0.0
+        self.now = self._served = self._most_ahead = 0.0
         for tier in self._offset:
             self._offset[tier] = 0.0
 

@@ -86,6 +86,22 @@ def test_a_paying_user_is_no_worse_off_in_a_crowd_of_its_own_tier_than_a_free_on
     assert users.count("free") <= max(users.count(f"pro{n}") for n in range(60)) + 1
 
 
+def test_in_a_crowd_of_paying_users_the_free_ones_get_a_twentieth_of_what_these_get():
+    line = queue()
+    put(line, *(demand(f"pro{n}", tier=PRO) for n in range(40) for _ in range(60)))
+    put(line, *(demand(f"free{n}") for n in range(6) for _ in range(100)))
+    users = serve_all(line, 1500)
+    free = sum(user.startswith("free") for user in users)
+    assert free / (len(users) - free) == pytest.approx(0.05, rel=0.15)
+
+
+def test_the_floor_takes_nothing_where_weights_give_the_free_users_as_much():
+    line = queue()
+    put(line, *(demand(f"{tier}{n}", tier=tier) for tier in WEIGHTS for n in range(2) for _ in range(400)))
+    users = serve_all(line, 840)
+    assert [sum(user.startswith(tier) for user in users) for tier in ("free", "plus", "pro")] == [40, 160, 640]
+
+
 def test_putting_a_run_twice_changes_nothing():
     line = queue()
     (one,) = put(line, demand("u"))
@@ -205,14 +221,11 @@ def test_what_is_charged_is_what_was_delivered_whatever_the_end(parts, how, cach
 
 def test_a_run_that_was_refunded_cost_nothing():
     line = queue()
-    put(line, demand("u"), demand("u"), demand("v"), demand("v"))
-    first = line.take(1)[0]
-    line.started(first.run_id, 100, 0)
+    put(line, demand("u", prompt=5000), *(demand("u") for _ in range(9)), *(demand("v") for _ in range(9)))
+    (first,) = line.take(1)
+    line.started(first.run_id, 5000, 0)
     line.refund(first.run_id)
-    again = line.position(next(iter(line.ids())))
-    assert again.position == 1
-    users = serve_all(line, 3)
-    assert sorted(users) == ["u", "v", "v"]
+    assert serve_all(line, 8).count("u") == 4
 
 
 def test_a_prompt_that_was_being_read_when_its_run_was_stopped_is_charged():
