@@ -30,6 +30,12 @@ _QUOTED: Final = re.compile(r"`([^`]+)`\s*$|field `([^`]+)`")
 _CLIENT_LEFT: Final = "client disconnected prematurely"
 """How the framework words that the client left within its body. It calls that a fault of ours, which it is not."""
 
+_NO_BODY: Final = "'data'"
+"""How the framework words that there is no body at all."""
+
+_SHOWN_PATH: Final = 200
+"""Most characters of an unknown path that are said back."""
+
 # Statuses that the framework raises by itself → (code, title).
 _FRAMEWORK: Final[dict[int, tuple[str, str]]] = {
     400: ("invalid_input", "The request is not valid"),
@@ -92,7 +98,7 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
         "type": f"urn:chatsvc:problem:{code}",
         "title": title,
         "status": error.status_code,
-        "detail": error.detail,
+        "detail": _detail(request, error),
         "code": code,
         "retryable": False,
     }
@@ -116,10 +122,30 @@ def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response
     return on_chat_error(request, ChatError("The request failed because of a fault in the server; it has been logged."))
 
 
+def _detail(request: Request[Any, Any, Any], error: HTTPException) -> str:
+    """What is wrong and what would be right, where the framework says no more than the status's name."""
+    match error.status_code:
+        case HTTPStatus.NOT_FOUND:
+            base = request.scope.get("root_path", "")
+            path = f"{base}{request.scope['path']}"[:_SHOWN_PATH]
+            return f"There is nothing at {path}. All paths are listed at {base}/schema."
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = sorted((error.headers or {}).get("allow", "").split(", "))
+            return f"{request.method} is not allowed here; allowed: {', '.join(allowed)}."
+        case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return (
+                f"The body may have at most {request.app.request_max_body_size:,} bytes. Send less, or have"
+                " CHATSVC_SERVER_MAX_BODY_BYTES raised."
+            )
+    return error.detail
+
+
 def _fault(extra: dict[str, Any]) -> dict[str, str]:
     """Which field of a body or query is wrong, and how. For missing and unknown fields the name is in the message."""
     message = str(extra.get("message", ""))
     field = str(extra.get("key", ""))
+    if message == _NO_BODY:
+        return {"field": "body", "message": "is missing; send a JSON object with content-type: application/json"}
     if field in {"data", ""} and (found := _QUOTED.search(message)) and "field" in message:
         field = found.group(2) or found.group(1)
     return {"field": "body" if field == "data" else field, "message": message}

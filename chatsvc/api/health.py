@@ -69,6 +69,7 @@ def health_routes(
         sync_to_thread=False,
     )
     def metrics() -> Response[bytes]:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        # The framework adds the charset to every text.
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST.partition("; charset")[0])
 
     return [healthz, readyz, metrics]

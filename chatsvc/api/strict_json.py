@@ -18,6 +18,7 @@ from chatsvc.api.schemas import Body
 from chatsvc.errors import InvalidInput
 
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+_UNKNOWN: Final = "unknown field"
 _NAMED: Final = re.compile(r"field `([^`]+)`")
 
 
@@ -62,6 +63,10 @@ def decode_strictly(value: bytes, type_: type[Any]) -> Any:
         path = _PATH.search(message)
         named = _NAMED.search(message)
         field = (path and path.group(1)) or (named and named.group(1)) or "body"
-        raise InvalidInput(f"{field}: {_PATH.sub('', message)}", field=field) from error
+        fields = ""
+        if _UNKNOWN in message and path is None:
+            names = sorted(known.encode_name for known in msgspec.structs.fields(type_))
+            fields = f"; the fields are {', '.join(names)}"
+        raise InvalidInput(f"{field}: {_PATH.sub('', message)}{fields}", field=field) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"The body is not valid JSON: {error}", field="body") from error

@@ -86,6 +86,30 @@ async def test_a_body_that_is_no_json_object_is_refused(api, body):
     problem(answer, 400, "invalid_input")
 
 
+async def test_a_body_that_is_missing_is_said_to_be(api):
+    document = problem(await api.call("POST", "/v1/conversations"), 400, "invalid_input")
+    assert document["field"] == "body"
+    assert document["detail"].startswith("body: is missing; send a JSON object")
+
+
+async def test_the_refusal_of_an_unknown_field_lists_those_there_are(api):
+    answer = await api.call("POST", "/v1/conversations", json={"name": "x"})
+    assert problem(answer, 400, "invalid_input")["detail"].endswith("fields are model, system_prompt, temporary, title")
+
+
+async def test_unknown_paths_and_methods_are_told_what_there_is(api):
+    nowhere = problem(await api.call("GET", "/v1/nothing"), 404, "not_found")
+    assert "/v1/nothing" in nowhere["detail"]
+    assert "/schema" in nowhere["detail"]
+    refused = problem(await api.call("PUT", "/v1/conversations"), 405, "method_not_allowed")
+    assert refused["detail"] == "PUT is not allowed here; allowed: GET, OPTIONS, POST."
+
+
+async def test_metrics_name_their_character_set_once(api):
+    answer = await api.call("GET", "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
+
+
 async def test_the_numbers_are_in_the_refusal_of_what_does_not_fit(api):
     conversation_id = await api.conversation()
     answer = await api.send(conversation_id, "word " * 900)
@@ -112,7 +136,8 @@ async def test_a_body_over_one_mebibyte_is_refused_unread(api):
     conversation_id = await api.conversation()
     big = {**MESSAGE, "content": "x" * 1_100_000}
     answer = await api.call("POST", f"/v1/conversations/{conversation_id}/messages", json=big)
-    problem(answer, 413, "payload_too_large")
+    document = problem(answer, 413, "payload_too_large")
+    assert "1,048,576 bytes" in document["detail"]
 
 
 async def test_a_body_of_unknown_length_over_one_mebibyte_is_refused_too(api):
