@@ -50,6 +50,75 @@ async def test_everything_can_be_done_with_the_keyboard_alone(visit, slow_server
     await expect(link).to_be_hidden()
 
 
+async def test_the_keyboard_stays_on_the_arrows_from_answer_to_answer(visit):
+    tab = await visit()
+    await tab.send("Three ways.")
+    await tab.reply_is("complete")
+    for count in (2, 3):
+        await tab.reply.hover()
+        await tab.button("Answer again", tab.reply).click()
+        await expect(tab.reply.get_by_role("group", name=f"answer {count} of {count}")).to_be_visible()
+        await tab.reply_is("complete")
+    await tab.button("Previous answer").focus()
+    for key, place, name in (
+        ("Enter", 2, "Previous answer"),
+        ("Enter", 1, "Next answer"),  # there is none before the first
+        ("Space", 2, "Next answer"),
+        ("Enter", 3, "Previous answer"),
+    ):
+        async with tab.page.expect_response(lambda answer: answer.request.method == "PATCH"):
+            await tab.page.keyboard.press(key)
+        await expect(tab.reply.get_by_role("group", name=f"answer {place} of 3")).to_be_visible()
+        await expect(tab.button(name, tab.reply)).to_be_focused()
+
+
+async def test_the_keyboard_comes_back_from_the_message_editor(visit):
+    tab = await visit()
+    await tab.send("As it is.")
+    await tab.reply_is("complete")
+    edit = tab.button("Edit this message")
+    editor = tab.page.get_by_label("Edit your message")
+    for way_out in ("Escape", "Cancel"):
+        await edit.focus()
+        await tab.page.keyboard.press("Enter")
+        await expect(editor).to_be_focused()
+        if way_out == "Cancel":
+            await tab.button("Cancel").focus()
+            await tab.page.keyboard.press("Enter")
+        else:
+            await tab.page.keyboard.press("Escape")
+        await expect(edit).to_be_focused()
+    await tab.page.keyboard.press("Enter")
+    await editor.fill("As it should be.")
+    await tab.page.keyboard.press("Enter")
+    await expect(tab.question).to_contain_text("As it should be.")
+    await expect(tab.field).to_be_focused()
+
+
+@pytest.mark.parametrize(("key", "title"), [("Enter", "Other name"), ("Escape", "Older one.")])
+async def test_the_keyboard_comes_back_from_renaming(visit, key, title):
+    tab = await visit()
+    await tab.send("Older one.")
+    await tab.reply_is("complete")
+    await tab.button("New chat").first.click()
+    await tab.send("Newer one.")
+    await tab.reply_is("complete")
+    await tab.page.get_by_role("button", name="Actions for Older one.").first.focus()
+    await tab.page.keyboard.press("Enter")
+    await tab.page.keyboard.press("ArrowDown")
+    await tab.page.keyboard.press("Enter")
+    await expect(tab.page.get_by_label("New title")).to_be_focused()
+    await tab.page.get_by_label("New title").fill("Other name")
+    if key == "Enter":
+        async with tab.page.expect_response(lambda answer: answer.request.method == "PATCH"):
+            await tab.page.keyboard.press(key)
+    else:
+        await tab.page.keyboard.press(key)
+    await expect(tab.page.get_by_role("button", name=f"Actions for {title}").first).to_be_focused()
+    await tab.look_again()
+    await expect(tab.page.get_by_role("button", name=f"Actions for {title}").first).to_be_focused()
+
+
 @pytest.mark.parametrize("keys", ["/", "Control+k", "Meta+k"])
 async def test_a_key_leads_to_the_message_field(visit, keys):
     tab = await visit()

@@ -36,6 +36,8 @@ export class Thread {
   readonly pending: Signal<Pending | null> = signal(null);
   /** The message being reworded, and its new text so far. */
   readonly editing: Signal<{ readonly id: string; readonly text: string } | null> = signal(null);
+  /** Where the keyboard goes when this message is drawn next: to the first of these buttons that can be pressed. */
+  refocus: { readonly message: string; readonly buttons: readonly string[] } | null = null;
   /** Response that was asked to stop and has not ended yet. */
   readonly stopping: Signal<string | null> = signal(null);
   readonly failures: Signal<ReadonlyMap<string, Failure>> = signal(new Map());

@@ -13,6 +13,13 @@ export function ChatRow({ row, current }: { row: ConversationRow; current: boole
   const app = useApp();
   const [renaming, setRenaming] = useState(false);
   const [deleting, setDeleting] = useState(false);
+  const line = useRef<HTMLDivElement>(null);
+  const comingBack = useRef(false);
+  useLayoutEffect(() => {
+    if (renaming || !comingBack.current) return;
+    comingBack.current = false;
+    line.current?.querySelector<HTMLElement>(".menu-button")?.focus();
+  }, [renaming]);
   const title = titleOf(row.title);
   const change = (changes: Partial<Pick<ConversationRow, "title" | "pinned">>): void =>
     void app.act(() => app.chats.change(row.id, changes));
@@ -27,7 +34,8 @@ export function ChatRow({ row, current }: { row: ConversationRow; current: boole
     return (
       <RenameField
         title={row.title ?? ""}
-        onDone={(next) => {
+        onDone={(next, withKeyboard) => {
+          comingBack.current = withKeyboard;
           setRenaming(false);
           if (next !== null && next !== "" && next !== row.title) change({ title: next });
         }}
@@ -35,7 +43,7 @@ export function ChatRow({ row, current }: { row: ConversationRow; current: boole
     );
   }
   return (
-    <div class={`chat-row${current ? " is-current" : ""}`}>
+    <div ref={line} class={`chat-row${current ? " is-current" : ""}`}>
       <a href={app.router.address(row.id)} aria-current={current ? "page" : undefined} title={title} onClick={open}>
         {row.pinned ? <Icon name="pin" /> : null}
         <span>{title}</span>
@@ -63,8 +71,20 @@ export function ChatRow({ row, current }: { row: ConversationRow; current: boole
   );
 }
 
-function RenameField({ title, onDone }: { title: string; onDone: (title: string | null) => void }) {
+interface RenameFieldProps {
+  title: string;
+  /** Called once: null when nothing is to change. `withKeyboard` is false when the focus has gone elsewhere already. */
+  onDone(title: string | null, withKeyboard: boolean): void;
+}
+
+function RenameField({ title, onDone }: RenameFieldProps) {
   const field = useRef<HTMLInputElement>(null);
+  const done = useRef(false);
+  const end = (next: string | null, withKeyboard: boolean): void => {
+    if (done.current) return;
+    done.current = true;
+    onDone(next, withKeyboard);
+  };
   useLayoutEffect(() => field.current?.select(), []);
   return (
     <div class="chat-row is-renaming">
@@ -74,14 +94,16 @@ function RenameField({ title, onDone }: { title: string; onDone: (title: string 
         aria-label="New title"
         maxLength={200}
         defaultValue={title}
-        onBlur={(event) => onDone(event.currentTarget.value.trim())}
+        onBlur={(event) => end(event.currentTarget.value.trim(), false)}
         onKeyDown={(event) => {
           if (event.isComposing) return;
-          if (event.key === "Enter") event.currentTarget.blur();
+          if (event.key === "Enter") {
+            event.preventDefault(); // or it would press the button that the keyboard comes back to
+            end(event.currentTarget.value.trim(), true);
+          }
           if (event.key === "Escape") {
             event.stopPropagation();
-            event.currentTarget.value = title;
-            onDone(null);
+            end(null, true);
           }
         }}
       />

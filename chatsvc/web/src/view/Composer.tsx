@@ -35,7 +35,8 @@ export function Composer({ thread, offered, onBlank }: ComposerProps) {
   useLayoutEffect(() => fitHeight(area.current), [text]);
   const blank = text.trim() === "";
   useLayoutEffect(() => onBlank(blank), [blank]);
-  useEffect(() => {
+  // At once: between two conversations the keyboard is never nowhere.
+  useLayoutEffect(() => {
     if (!hasTouchKeyboard()) area.current?.focus({ preventScroll: true });
   }, [thread]);
   useEffect(() => {

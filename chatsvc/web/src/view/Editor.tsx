@@ -3,8 +3,13 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
 import type { Message } from "../api/types.ts";
 import type { Thread } from "../state/thread.ts";
+import { COMPOSER_ID } from "./Composer.tsx";
 import { useApp } from "./context.ts";
-import { fitHeight, isSendKey } from "./textarea.ts";
+import { isFocusFree } from "./focus.ts";
+import { fitHeight, hasTouchKeyboard, isSendKey } from "./textarea.ts";
+
+/** The button that opens the editor, and that the keyboard goes back to. */
+export const EDIT_LABEL = "Edit this message";
 
 interface EditorProps {
   thread: Thread;
@@ -20,7 +25,9 @@ export function Editor({ thread, message, text }: EditorProps) {
     area.current?.setSelectionRange(text.length, text.length);
   }, []);
   useLayoutEffect(() => fitHeight(area.current), [text]);
+  const form = useRef<HTMLFormElement>(null);
   const cancel = (): void => {
+    thread.refocus = { message: message.id, buttons: [EDIT_LABEL] };
     thread.editing.value = null;
   };
   const send = (): void => {
@@ -28,11 +35,14 @@ export function Editor({ thread, message, text }: EditorProps) {
     if (content === "" || thread.pending.value) return;
     void app.act(async () => {
       await thread.edit(message, content);
-      cancel();
+      // What was edited is on another branch now; the next thing to write goes into the message field.
+      if (isFocusFree(form.current) && !hasTouchKeyboard()) document.getElementById(COMPOSER_ID)?.focus();
+      thread.editing.value = null;
     });
   };
   return (
     <form
+      ref={form}
       class="editor"
       onSubmit={(event) => {
         event.preventDefault();

@@ -5,7 +5,8 @@ import { isContinuable, isRunning, type Message } from "../api/types.ts";
 import type { Thread } from "../state/thread.ts";
 import { ReplyBody } from "./Body.tsx";
 import { CopyButton } from "./CopyButton.tsx";
-import { Editor } from "./Editor.tsx";
+import { EDIT_LABEL, Editor } from "./Editor.tsx";
+import { useKeptFocus } from "./focus.ts";
 import { IconButton } from "./Icon.tsx";
 import { Outcome, Progress } from "./Status.tsx";
 
@@ -20,16 +21,17 @@ export function MessageView({ thread, message }: MessageProps) {
 
 function Question({ thread, message }: MessageProps) {
   const editing = thread.editing.value;
+  const actions = useKeptFocus(thread, message);
   if (editing?.id === message.id) return <Editor thread={thread} message={message} text={editing.text} />;
   return (
     <>
       <h2 class="sr-only">You said</h2>
       <div class="question">{message.content}</div>
-      <div class="actions">
+      <div class="actions" ref={actions}>
         <Arrows thread={thread} message={message} />
         <IconButton
           icon="edit"
-          label="Edit this message"
+          label={EDIT_LABEL}
           onClick={() => {
             thread.editing.value = { id: message.id, text: message.content };
           }}
@@ -45,6 +47,7 @@ function Answer({ thread, message }: MessageProps) {
   const live = thread.replies.live.value.get(message.id) ?? null;
   const running = isRunning(message);
   const question = message.parent_id;
+  const actions = useKeptFocus(thread, message);
   const again = question === null ? null : () => void app.act(() => thread.regenerate(question), again ?? undefined);
   const goOn = isContinuable(message) ? () => void app.act(() => thread.continueReply(message), goOn ?? undefined) : null;
   return (
@@ -61,7 +64,7 @@ function Answer({ thread, message }: MessageProps) {
         />
       )}
       {running ? null : (
-        <div class="actions">
+        <div class="actions" ref={actions}>
           <Arrows thread={thread} message={message} />
           <CopyButton text={message.content} label="Copy this reply" />
           {again ? <IconButton icon="again" label="Answer again" onClick={again} /> : null}
@@ -86,17 +89,20 @@ function Arrows({ thread, message }: MessageProps) {
   const app = useApp();
   const { position, count, previous, next } = thread.siblings(message);
   if (count < 2) return null;
-  const go = (id: string | null) => () => {
-    if (id !== null) void app.act(() => thread.choose(id));
-  };
   const what = message.role === "user" ? "wording" : "answer";
+  const [back, forth] = [`Previous ${what}`, `Next ${what}`];
+  const go = (id: string | null, pressed: string, other: string) => () => {
+    if (id === null) return;
+    thread.refocus = { message: id, buttons: [pressed, other] };
+    void app.act(() => thread.choose(id));
+  };
   return (
     <span class="arrows" role="group" aria-label={`${what} ${position} of ${count}`}>
-      <IconButton icon="left" label={`Previous ${what}`} disabled={previous === null} onClick={go(previous)} />
+      <IconButton icon="left" label={back} disabled={previous === null} onClick={go(previous, back, forth)} />
       <span class="count">
         {position}/{count}
       </span>
-      <IconButton icon="right" label={`Next ${what}`} disabled={next === null} onClick={go(next)} />
+      <IconButton icon="right" label={forth} disabled={next === null} onClick={go(next, forth, back)} />
     </span>
   );
 }
