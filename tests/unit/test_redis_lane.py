@@ -17,11 +17,12 @@ LONG_S = 30.0
 
 
 class GatedServer:
-    """Answers greetings while ``open``, and each ``delay_s`` after it came; questions at once, with ``answer``."""
+    """Answers greetings while ``open``, each ``delay_s`` after it came; others with ``answer``, unless ``silent``."""
 
     def __init__(self, *, delay_s=0.0, answer=b"+OK\r\n"):
         self.open, self.asked, self.delay_s, self.answer = asyncio.Event(), asyncio.Event(), delay_s, answer
         self.connections = self.gone = 0
+        self.silent = False
         self.all_gone = asyncio.Event()
 
     async def serve(self, reader, writer):
@@ -34,7 +35,7 @@ class GatedServer:
             await asyncio.sleep(self.delay_s)
             writer.write(b"+OK\r\n")
             while await reader.readuntil(QUESTION):
-                writer.write(self.answer)
+                writer.write(b"" if self.silent else self.answer)
         except (OSError, asyncio.IncompleteReadError):
             pass  # the lane has closed it: that is what is counted
         finally:
@@ -120,6 +121,19 @@ async def test_a_connection_that_cannot_be_made_is_tried_once_for_all_who_wait()
         assert server.connections == 1
         server.open.set()
         assert await soon(call(lane)) == [b"OK"]
+
+
+async def test_who_spent_its_time_on_waiting_for_a_connection_does_not_break_it_for_the_others():
+    async with gated(delay_s=1.4) as server, lane_to(server, 2.0) as lane:
+        server.open.set()
+        server.silent = True
+        with pytest.raises(LogUnavailable):
+            await lane.call([QUESTION])
+        assert (server.connections, lane.notice()) == (1, 0)
+        # But who had all the time there is and got no answer does.
+        with pytest.raises(LogUnavailable):
+            await lane.call([QUESTION])
+        assert lane.notice() == 1
 
 
 @pytest.mark.parametrize("end", [Lane.close, Lane.drop])
