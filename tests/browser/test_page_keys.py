@@ -119,6 +119,21 @@ async def test_the_keyboard_comes_back_from_renaming(visit, key, title):
     await expect(tab.page.get_by_role("button", name=f"Actions for {title}").first).to_be_focused()
 
 
+async def test_the_keyboard_stays_on_a_conversation_that_is_pinned_and_so_moves_up(visit):
+    tab = await visit()
+    for number in (1, 2, 3):
+        await tab.send(f"Pin me, {number}.")
+        await tab.reply_is("complete")
+        await tab.button("New chat").first.click()
+    for number in (1, 2):
+        actions = tab.page.get_by_role("button", name=f"Actions for Pin me, {number}.")
+        await actions.focus()
+        async with tab.page.expect_response(lambda answer: answer.request.method == "PATCH"):
+            await tab.page.keyboard.press("Enter")
+            await tab.page.keyboard.press("Enter")
+        await expect(actions).to_be_focused()
+
+
 @pytest.mark.parametrize("keys", ["/", "Control+k", "Meta+k"])
 async def test_a_key_leads_to_the_message_field(visit, keys):
     tab = await visit()

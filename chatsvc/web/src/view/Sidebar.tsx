@@ -7,7 +7,6 @@ import { DayLabels } from "../list/days.ts";
 import { Rows } from "../list/window.ts";
 import { ChatRow } from "./ChatRow.tsx";
 import { useApp } from "./context.ts";
-import { useSteadyFocus } from "./focus.ts";
 import { Icon, IconButton } from "./Icon.tsx";
 import { ThemeButton } from "./ThemeButton.tsx";
 
@@ -64,7 +63,6 @@ export function Sidebar() {
 function ChatList() {
   const { chats, thread, fetchMoreChats } = useApp();
   const viewport = useRef<HTMLElement>(null);
-  useSteadyFocus(viewport);
   const [view, setView] = useState({ top: 0, height: 800 });
   const lines = useMemo(() => toLines(chats.rows.value, new Date()), [chats.rows.value]);
   const rows = useMemo(() => {

@@ -26,11 +26,3 @@ export function useKeptFocus(thread: Thread, message: Message): RefObject<HTMLDi
   });
   return row;
 }
-
-/** A list whose rows may change places: the browser takes the focus from a node that is moved, this gives it back. */
-export function useSteadyFocus(list: RefObject<HTMLElement | null>): void {
-  const before = document.activeElement;
-  useLayoutEffect(() => {
-    if (before instanceof HTMLElement && list.current?.contains(before) && isFocusFree()) before.focus({ preventScroll: true });
-  });
-}
