@@ -196,6 +196,18 @@ def test_what_is_kept_of_users_is_bounded_while_others_wait():
     assert line.users() < 2 * KEPT_IDLE
 
 
+def test_what_is_kept_of_users_is_bounded_while_many_come_and_go_through_a_batch():
+    line = queue()
+    put(line, *(demand(steady) for steady in ("a", "b") for _ in range(30)))
+    batch = line.take(6)
+    for n in range(4 * KEPT_IDLE):
+        put(line, demand("a"), demand("b"), *(demand(f"passer-by{n}{part}") for part in "xyz"))
+        for one in batch[:5]:
+            serve(line, one, tokens=300 if one.user_id in "ab" else 20)
+        batch = batch[5:] + line.take(5)
+    assert line.users() < 1.2 * KEPT_IDLE
+
+
 # Charges --------------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +255,18 @@ def test_a_user_who_is_charged_ahead_gets_back_what_was_not_written():
         for one in line.take(1):
             got[one.user_id] += serve(line, one, tokens=1 if one.user_id == "short" else 100).service
     assert abs(got["short"] - got["long"]) < 500
+
+
+def test_what_was_charged_ahead_is_given_back_also_while_other_replies_of_the_user_go_on():
+    line = queue()
+    put(line, *(demand("brief") for _ in range(200)), *(demand("other") for _ in range(200)))
+    batch = line.take(6)
+    got = {"brief": 0, "other": 0}
+    for _ in range(190):
+        one = batch.pop(0)
+        got[one.user_id] += serve(line, one, tokens=1 if one.user_id == "brief" else 120).service
+        batch += line.take(1)
+    assert got["brief"] == pytest.approx(got["other"], rel=0.2)
 
 
 # Room -----------------------------------------------------------------------------------------------------------------
