@@ -152,4 +152,4 @@ def test_redis_and_the_model_cannot_be_told_apart(redis_url):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_redis_and_the_model_cannot_be_told_apart_for_long(redis_url):
-    compare(redis_url, 500)
+    compare(redis_url, 150)
