@@ -97,7 +97,8 @@ def accumulated(result: Result) -> float:
     }
     waits = waits_through(result.served, seconds)
     largest = 0.0
-    for one, other in combinations(waits, 2):
+    patient = [user for user, line in waits.items() if sum(line) > WARM_UP_S]
+    for one, other in combinations(patient, 2):
         mine, theirs = received[one], received[other]
         since, low, high = 0, math.inf, -math.inf
         for second, both in enumerate(map(operator.and_, waits[one], waits[other])):

@@ -162,12 +162,12 @@ def shifting(seed: int = 4) -> Trace:
 
 
 def many_accounts(seed: int = 5) -> Trace:
-    """One person behind a thousand accounts, each used twice, against ten users who have one each."""
+    """One person behind a hundred accounts, each used twenty times, against ten users who have one each."""
     maker = _Maker(seed)
     for number in range(10):
         maker.poisson(f"honest{number}", 0.15, maker.chat)
-    for number in range(1000):
-        for _ in range(2):
+    for number in range(100):
+        for _ in range(20):
             maker.add(f"fake{number}", maker.random.uniform(60, 540), maker.chat())
     return maker.trace("many-accounts")
 
