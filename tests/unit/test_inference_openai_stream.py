@@ -46,7 +46,7 @@ def chunks_of(*events: bytes, stop: tuple[str, ...] = ()) -> list[Chunk]:
 
 
 @given(
-    st.lists(st.text(st.characters(exclude_characters="\r\n")), max_size=4),
+    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n")), max_size=4),
     st.lists(st.sampled_from(["\n", "\r\n"]), min_size=1),
     st.lists(st.integers(0, 1000)),
 )
