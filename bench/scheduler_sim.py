@@ -3,10 +3,10 @@
     python bench/scheduler_sim.py [--trace NAME|FILE] [--policies ours,vtc,…] [--repeats 5] [--admit-every 10]
                                   [--plots DIR] [--json]
 
-A batching engine as discrete events, and the service's own queue beside others: plain VTC, first come first served,
-tiers by strict priority, a limit of requests per minute. FILE is a CSV of arrival_s, user, prompt_tokens,
-output_tokens and, if it likes, tier. NAME is one of the made-up traces, or ``all`` of them. Each policy serves the same
-requests on the same engine; figures are means over the repeats, which differ in how long single steps take.
+A batching engine as discrete events, and the service's own queue beside others: plain VTC, VTC that knows all lengths,
+first come first served, tiers by strict priority, a limit of requests per minute. FILE is a CSV of arrival_s, user,
+prompt_tokens, output_tokens and, if it likes, tier. NAME is one of the made-up traces, or ``all`` of them. Each policy
+serves the same requests on the same engine; figures are means over the repeats, which differ in how long steps take.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -16,10 +17,15 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw(path: Path, title: str, unit: str, panels: Mapping[str, Lines], most_named: int = 8) -> None:
-    """Write one panel for each entry. Of many lines the largest are named, the rest are grey."""
+    """Write one panel for each entry. Of many lines the largest over all panels are named, the rest are grey."""
     width, height = PANEL[0] * len(panels), PANEL[1] + 24
     right = max((x for lines in panels.values() for line in lines.values() for x, _ in line), default=1.0) or 1.0
     top = max((y for lines in panels.values() for line in lines.values() for _, y in line), default=1.0) or 1.0
+    sizes: Counter[str] = Counter()
+    for lines in panels.values():
+        sizes.update({name: sum(y for _, y in line) for name, line in lines.items()})
+    named = sorted(name for name, _ in sizes.most_common(most_named))
+    colours = dict(zip(named, COLOURS, strict=False))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         ' font-family="sans-serif" font-size="11">',
@@ -27,14 +33,17 @@ def draw(path: Path, title: str, unit: str, panels: Mapping[str, Lines], most_na
         f'<text x="12" y="18" font-size="13" fill="#1f2328">{escape(title)}</text>',
     ]
     for number, (name, lines) in enumerate(panels.items()):
-        parts += _panel(number * PANEL[0], name, unit, lines, right, top, most_named)
+        parts += _panel(number * PANEL[0], name, unit, lines, (right, top), colours)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
 
 
-def _panel(left: int, name: str, unit: str, lines: Lines, right: float, top: float, most_named: int) -> list[str]:
+def _panel(
+    left: int, name: str, unit: str, lines: Lines, scale: tuple[float, float], colours: Mapping[str, str]
+) -> list[str]:
     x0, y0 = left + MARGIN[0], 24 + MARGIN[1]
     x1, y1 = left + PANEL[0] - MARGIN[2], 24 + PANEL[1] - MARGIN[3]
+    right, top = scale
 
     def at(x: float, y: float) -> str:
         return f"{x0 + (x1 - x0) * x / right:.1f},{y1 - (y1 - y0) * y / top:.1f}"
@@ -49,12 +58,10 @@ def _panel(left: int, name: str, unit: str, lines: Lines, right: float, top: flo
             f'<text x="{x:.1f}" y="{y1 + 16}" text-anchor="middle" fill="#57606a">{right * step / 4:.0f} s</text>',
         ]
     parts.append(f'<text x="{x1}" y="{y0 - 8}" text-anchor="end" fill="#57606a">{escape(unit)}</text>')
-    ranked = sorted(lines, key=lambda line: -sum(y for _, y in lines[line]))
-    for rank, line in reversed(list(enumerate(ranked))):
-        colour = COLOURS[rank % len(COLOURS)] if rank < most_named else "#afb8c1"
+    for line in sorted(lines, key=lambda line: line in colours):
         points = " ".join(at(x, y) for x, y in lines[line])
+        colour = colours.get(line, "#afb8c1")
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.2"/>')
-    for rank, line in enumerate(ranked[:most_named]):
-        x = x0 + rank % 8 * 44
-        parts.append(f'<text x="{x}" y="{y1 + 32}" fill="{COLOURS[rank % len(COLOURS)]}">{escape(line[:7])}</text>')
+    for place, (line, colour) in enumerate(colours.items()):
+        parts.append(f'<text x="{x0 + place * 44}" y="{y1 + 32}" fill="{colour}">{escape(line[:7])}</text>')
     return parts

@@ -165,10 +165,27 @@ class PlainVtc:
         """All is charged already."""
 
 
+class KnowingVtc(PlainVtc):
+    """VTC that knows how long each reply will be, and charges all of it at dispatch."""
+
+    def take(self, sequences: int, kv_tokens: int) -> list[Job]:
+        taken: list[Job] = []
+        while len(taken) < sequences and (one := super().take(1, kv_tokens)):
+            (job,) = one
+            super().delivered(job, job.output_tokens)
+            kv_tokens -= job.prompt_tokens + job.max_tokens
+            taken.append(job)
+        return taken
+
+    def delivered(self, job: Job, tokens: int) -> None:
+        """It was charged at dispatch."""
+
+
 RANK: Final = {PRO: 0, PLUS: 1, FREE: 2}
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "ours": Ours,
     "vtc": PlainVtc,
+    "vtc_known": KnowingVtc,
     "fcfs": lambda: Lines(lambda _: 0),
     "tier_priority": lambda: Lines(lambda job: RANK[job.tier]),
     "rpm": lambda: RequestsPerMinute(5),

@@ -1,0 +1,95 @@
+"""The simulator of ``bench/scheduler_sim.py``: it measures what it says, and the queue keeps its promises in it."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from chatsvc.limits import TierName
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from scheduler_sim import run
+from sim_engine import Engine, Result, Served, simulate
+from sim_metrics import accumulated, figures, windows
+from sim_policies import POLICIES, WEIGHTS
+from sim_traces import MADE, Job, Trace, overload, read, tiers
+
+
+def cut(trace, seconds):
+    """The beginning of a trace."""
+    jobs = [job for job in trace.jobs if job.arrival_s < seconds]
+    return msgspec.structs.replace(trace, jobs=jobs, until_s=float(seconds))
+
+
+def served(number, user, arrival, dispatched, ended, prompt=0, output=300):
+    job = Job(arrival_s=arrival, number=number, user=user, prompt_tokens=prompt, output_tokens=output)
+    return Served(job=job, dispatched_s=dispatched, first_token_s=dispatched, ended_s=ended)
+
+
+def result(*records, until=120.0):
+    trace = Trace(name="t", jobs=[one.job for one in records], until_s=until)
+    return Result(trace=trace, served=list(records), ended_s=until, idle_s=0.0)
+
+
+def test_two_users_who_get_the_same_do_not_differ():
+    same = result(served(1, "a", 0, 0.0, 120.0), served(2, "b", 0, 0.0, 120.0))
+    # Both asked before the first window, and are served evenly in all of them.
+    assert max(windows(same)) == 0
+
+
+def test_a_user_who_is_made_to_wait_while_another_is_served_differs_by_what_it_asked_for():
+    unequal = result(served(1, "a", 40, 40.0, 60.0), served(2, "b", 40, 100.0, 119.0, output=150))
+    # From 30 to 90: a has its 600, b nothing of its 300.
+    assert windows(unequal)[0] == pytest.approx(300 / 60)
+
+
+def test_the_accumulated_difference_counts_while_both_wait():
+    waiting = [served(n, user, 0, 119.0, 120.0, output=1) for n, user in ((8, "a"), (9, "b"))]
+    one_sided = result(served(1, "a", 0, 0.0, 120.0), *waiting)
+    assert accumulated(one_sided) == pytest.approx(600 / 120 * 88, rel=0.02)
+    assert accumulated(result(served(1, "a", 0, 0.0, 120.0), waiting[1])) == 0
+
+
+def test_every_policy_serves_all_that_it_does_not_refuse_and_never_idles():
+    trace = cut(overload(), 60)
+    for name, policy in POLICIES.items():
+        found = figures(simulate(msgspec.structs.replace(trace, until_s=120.0), policy(), Engine()))
+        assert found["served"] + found["refused"] == len(trace.jobs), name
+        assert found["idle_s"] == 0, name
+
+
+def test_weights_are_what_is_served_under_overload():
+    trace = cut(tiers(), 400)
+    found = figures(simulate(trace, POLICIES["ours"](), Engine()))["service_per_user"]
+    free = found["free"]
+    for tier, weight in WEIGHTS.items():
+        assert found[str(tier)] / free == pytest.approx(weight, rel=0.05)
+
+
+def test_users_are_served_more_evenly_than_by_plain_vtc_and_far_more_than_in_order_of_arrival():
+    found = run(cut(overload(), 240), ["ours", "vtc", "fcfs"], Engine(), 2, None)
+    ours, vtc, fcfs = found["ours"], found["vtc"], found["fcfs"]
+    assert ours["throughput"] == pytest.approx(vtc["throughput"], rel=0.01)
+    assert ours["window_mean"] < 0.9 * vtc["window_mean"]
+    assert ours["accumulated_max"] < 0.9 * vtc["accumulated_max"]
+    assert fcfs["window_mean"] > 3 * ours["window_mean"]
+
+
+def test_a_trace_is_read_from_a_file_and_a_line_that_is_none_is_named(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,user,prompt_tokens,output_tokens,tier\n1.5,u,10,20,pro\n0.5,v,1,2000,\n")
+    trace = read(file)
+    assert [(job.user, job.tier, job.max_tokens) for job in trace.jobs] == [
+        ("v", TierName.FREE, 2000),
+        ("u", TierName.PRO, 1024),
+    ]
+    file.write_text("arrival_s,user,prompt_tokens,output_tokens\n1.5,u,ten,20\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read(file)
+
+
+def test_plots_are_drawn(tmp_path):
+    run(cut(MADE["capacity-drop"](), 120), ["ours"], Engine(), 1, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["delay-capacity-drop.svg", "service-capacity-drop.svg"]
