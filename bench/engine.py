@@ -1,6 +1,6 @@
 """Does the service slow the engine down? chatsvc with ``vllm:`` beside vLLM's own server, same model, same machine.
 
-    python bench/engine.py [--streams 1,8,32] [--rounds 5] [--tokens 64] [--json]
+    python bench/engine.py [--streams 1,8,32] [--rounds 6] [--tokens 64] [--json]
 
 Both are asked over HTTP, in turn, with the same prompts, greedy, the same number of tokens: vLLM by one streaming POST
 of chat completions; chatsvc, embedded Postgres and Valkey included, by POST of the message and GET of its stream. The
@@ -32,6 +32,7 @@ from measure import free_port
 from chatsvc.inference.embedded_model import EMBEDDED_MODEL, unpack_embedded_model
 
 START_TIMEOUT_S = 240.0
+WAKING_TOKENS = 48
 # What chatsvc asks of vLLM on a CPU by default, said in the words of vLLM's server.
 SAME_ENGINE = (
     "--dtype bfloat16 --enforce-eager --block-size 32 --max-num-seqs 32 --max-num-batched-tokens 256 "
@@ -111,6 +112,9 @@ async def compare(ports: dict[str, int], streams: int, rounds: int, tokens: int)
         conversations = await new_conversations(ports["chatsvc"], streams)
         for side in ("vllm", "chatsvc") if number % 2 else ("chatsvc", "vllm"):
             ask = ask_vllm if side == "vllm" else ask_chatsvc
+            # Whoever comes first after a pause is slowed down by the machine, not by itself.
+            waking = await new_conversations(ports["chatsvc"], 2)
+            await run_round(ask, ports[side], ["Wake up.", "Say a few words."], WAKING_TOKENS, waking)
             results[side].append(await run_round(ask, ports[side], prompts, tokens, conversations))
     ratios = [
         ours.tokens_per_s / theirs.tokens_per_s
@@ -183,7 +187,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6, help="even, so that each side comes first as often")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
