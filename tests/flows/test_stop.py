@@ -83,6 +83,14 @@ async def test_300_random_stops_give_each_reply_one_end_in_log_and_store(api, se
     assert set(ends) == {"complete", "stopped"}
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_1000_random_stops_give_each_reply_one_end_in_log_and_store(api, seeded):
+    ends = await stops_at_random(api, seeded, 1000)
+    assert len(ends) == 1000
+    assert set(ends) == {"complete", "stopped"}
+
+
 async def test_a_replica_that_does_not_run_the_reply_stops_it(api, replica, client, seeded):
     other = Api(client, replica.base_url, api.headers)
     ends = await stops_at_random(api, seeded, 30, stop_through=other)
