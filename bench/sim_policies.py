@@ -8,14 +8,14 @@ from typing import Final, Protocol
 
 from sim_traces import FREE, PLUS, PRO, Job
 
-from chatsvc.limits import TierName
+from chatsvc.limits import ServiceCost, TierName
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.fair_rules import Rules
-from chatsvc.scheduler.service_cost import OutputEstimator, ServiceWeights
+from chatsvc.scheduler.output_length import OutputEstimator
 
 WEIGHTS: Final[Mapping[TierName, float]] = {PRO: 16.0, PLUS: 4.0, FREE: 1.0}
-COST: Final = ServiceWeights(prompt=1.0, cached=0.1, output=2.0)
+COST: Final = ServiceCost(prompt=1.0, cached=0.1, output=2.0)
 """Service as the measure counts it, prompt + 2 x output, for all policies that count."""
 
 

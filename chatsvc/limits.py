@@ -18,15 +18,25 @@ class TierName(StrEnum):
 
 
 class ServiceCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token costs, in units of service: one unit is a prompt token that has to be computed.
+    """What a token costs, in units of service: one unit is a prompt token that has to be computed. Ratios matter only.
 
-    The ratios are those of the time that tokens take on a GPU in a full batch: a cached one is only looked up, and one
-    of output takes a step of its own (Sheng et al., OSDI 2024, weigh output twice; 3 counts its read of the KV cache).
+    Reading a prompt is limited by arithmetic and done many tokens at a time; writing is limited by memory bandwidth,
+    one token of a sequence a step (Sheng et al., OSDI 2024, weigh output twice; 3 counts its read of the KV cache). A
+    cached prompt token is not computed again, but takes room, and is read at every step.
     """
 
-    prompt: float = 1.0
-    cached: float = 0.1
-    output: float = 3.0
+    prompt: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    cached: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    output: Annotated[float, msgspec.Meta(gt=0)] = 3.0
+
+    def of_prompt(self, prompt_tokens: int, cached_tokens: int) -> float:
+        """Service of reading a prompt of which ``cached_tokens`` are served from the prefix cache."""
+        cached = min(max(cached_tokens, 0), prompt_tokens)
+        return self.prompt * (prompt_tokens - cached) + self.cached * cached
+
+    def of_output(self, output_tokens: float) -> float:
+        """Service of writing so many tokens."""
+        return self.output * output_tokens
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):

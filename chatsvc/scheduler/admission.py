@@ -19,4 +19,4 @@ the true count replaces it."""
 
 def expected_cost(cost: ServiceCost, *, prompt_tokens: int, reply_limit: int) -> float:
     """Units of service. No part of the prompt is expected in the cache: what is, costs less in the end."""
-    return cost.prompt * prompt_tokens + cost.output * min(reply_limit, EXPECTED_OUTPUT)
+    return cost.of_prompt(prompt_tokens, 0) + cost.of_output(min(reply_limit, EXPECTED_OUTPUT))

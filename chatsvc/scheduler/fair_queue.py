@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from chatsvc.limits import TierName
+from chatsvc.limits import ServiceCost, TierName
 from chatsvc.scheduler.fair_flow import Charge, Demand, Flight, Flow, FlowHeap, Waiting
 from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
 from chatsvc.scheduler.kept_room import KeptRoom
-from chatsvc.scheduler.service_cost import OutputEstimator, ServiceWeights
+from chatsvc.scheduler.output_length import OutputEstimator
 from chatsvc.scheduler.standing import Standing, Standings
 from chatsvc.scheduler.virtual_time import VirtualTime
 
@@ -28,12 +28,12 @@ class FairQueue:
         self,
         weights: Mapping[TierName, float],
         *,
-        cost: ServiceWeights | None = None,
+        cost: ServiceCost | None = None,
         estimator: OutputEstimator | None = None,
         rules: Rules | None = None,
     ) -> None:
         self._weights: Final = dict(weights)
-        self._cost: Final = ServiceWeights() if cost is None else cost
+        self._cost: Final = ServiceCost() if cost is None else cost
         self._estimator: Final = OutputEstimator() if estimator is None else estimator
         self._rules: Final = Rules() if rules is None else rules
         self._time: Final = VirtualTime(weights, floor_share=self._rules.floor_share, quantum=self._rules.quantum)

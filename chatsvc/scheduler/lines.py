@@ -11,12 +11,11 @@ from typing import Final
 
 from chatsvc.clock import Clock
 from chatsvc.inference.base import Engine
-from chatsvc.limits import TierName
+from chatsvc.limits import ServiceCost, TierName
 from chatsvc.run import WaitingRun
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.pace import Pace
-from chatsvc.scheduler.service_cost import ServiceWeights
 from chatsvc.scheduler.standing import Standing
 
 _REPORT_TOKENS: Final = 16
@@ -63,7 +62,7 @@ class _Line:
     def __init__(self, engine: Engine, slots: int, weights: Mapping[TierName, float], clock: Clock) -> None:
         self._engine = engine
         self._slots = slots
-        self._cost = ServiceWeights()
+        self._cost = ServiceCost()
         self.queue = FairQueue(weights, cost=self._cost)
         self.pace = Pace(clock)
         self._room: dict[str, int] = {}

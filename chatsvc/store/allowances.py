@@ -112,11 +112,7 @@ class Allowances:
     async def bill(self, user_id: str, usage: Usage) -> None:
         """Note what was used by a run whose rows are gone."""
         cost = self._cost
-        units = (
-            cost.prompt * max(0, usage.prompt_tokens - usage.cached_tokens)
-            + cost.cached * usage.cached_tokens
-            + cost.output * usage.output_tokens
-        )
+        units = cost.of_prompt(usage.prompt_tokens, usage.cached_tokens) + cost.of_output(usage.output_tokens)
         await self._db.query(_BILL, {"user_id": user_id, "units": units, **msgspec.structs.asdict(usage)})
 
     async def forget(self) -> None:

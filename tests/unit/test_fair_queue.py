@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatsvc.limits import TierName
+from chatsvc.limits import ServiceCost, TierName
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
-from chatsvc.scheduler.service_cost import OutputEstimator, ServiceWeights
+from chatsvc.scheduler.output_length import OutputEstimator
 
 FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
 WEIGHTS = {PRO: 16.0, PLUS: 4.0, FREE: 1.0}
-COST = ServiceWeights(prompt=1, cached=0.1, output=3)
+COST = ServiceCost(prompt=1, cached=0.1, output=3)
 numbers = count()
 
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatsvc.limits import TierName
+from chatsvc.limits import ServiceCost, TierName
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.fair_rules import Rules
-from chatsvc.scheduler.service_cost import OutputEstimator, ServiceWeights
+from chatsvc.scheduler.output_length import OutputEstimator
 
 WEIGHTS = {TierName.PRO: 16.0, TierName.PLUS: 4.0, TierName.FREE: 1.0}
-COST = ServiceWeights(prompt=1, cached=0.1, output=3)
+COST = ServiceCost(prompt=1, cached=0.1, output=3)
 QUANTUM = 200.0
 EAGER = (0.0, 0.05, 0.4, 0.9)
 

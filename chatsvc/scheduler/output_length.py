@@ -1,35 +1,9 @@
-"""What a run costs: service, the unit in which an engine is shared; and how long a reply is likely to be."""
+"""How long a reply is likely to be."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Annotated, Final
-
-import msgspec
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class ServiceWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Service of one token of each kind. Only the ratios matter; one uncached prompt token is the unit.
-
-    Reading a prompt is limited by arithmetic and done many tokens at a time; writing is limited by memory bandwidth,
-    one token of a sequence a step. A cached prompt token is not computed again, but takes room, and is read at every
-    step.
-    """
-
-    prompt: Positive = 1.0
-    cached: Annotated[float, msgspec.Meta(ge=0)] = 0.1
-    output: Positive = 3.0
-
-    def of_prompt(self, prompt_tokens: int, cached_tokens: int) -> float:
-        """Service of reading a prompt of which ``cached_tokens`` are served from the prefix cache."""
-        cached = min(max(cached_tokens, 0), prompt_tokens)
-        return self.prompt * (prompt_tokens - cached) + self.cached * cached
-
-    def of_output(self, output_tokens: float) -> float:
-        """Service of writing so many tokens."""
-        return self.output * output_tokens
+from typing import Final
 
 
 class OutputEstimator:
