@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -84,7 +85,7 @@ class Node:
         return [info.get(f"slave{n}", {}).get("offset") for n in range(count)] == [offset] * count
 
 
-class _Group:
+class _Group(ABC):
     """Servers that begin and end together."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -93,8 +94,9 @@ class _Group:
     def node(self, port: int) -> Node:
         return next(node for node in self.nodes if node.port == port)
 
+    @abstractmethod
     def _begin(self) -> None:
-        raise NotImplementedError
+        """Start the servers and make them one group."""
 
     def __enter__(self) -> Self:
         try:

@@ -136,15 +136,7 @@ class Submitter:
         prompt, size, charge = await self._fitting_prompt(
             model, assemble(conversation.system_prompt, ground.branch, content), new.max_tokens
         )
-        response_id = new_response_id(self._region)
-        wish = WaitingRun(
-            id=response_id,
-            user_id=principal.user_id,
-            tier=principal.tier,
-            model=model,
-            prompt_tokens=size,
-            max_tokens=new.max_tokens,
-        )
+        wish = self._wish(principal, model, size, new.max_tokens)
         with self._dispatcher.place(wish) as place:
             submitted = await self._store.runs.submit(
                 Submission(
@@ -164,7 +156,7 @@ class Submitter:
                     prompt_tokens=size,
                     user_message_id=new_message_id(),
                     message_id=new_message_id(),
-                    response_id=response_id,
+                    response_id=wish.id,
                     user_tokens=await self._tokens(model, content),
                     at_head=new.parent_id is msgspec.UNSET,
                     owner=place.owner,
@@ -193,15 +185,7 @@ class Submitter:
         prompt, size, charge = await self._fitting_prompt(
             model, assemble(conversation.system_prompt, branch), new.max_tokens
         )
-        response_id = new_response_id(self._region)
-        wish = WaitingRun(
-            id=response_id,
-            user_id=principal.user_id,
-            tier=principal.tier,
-            model=model,
-            prompt_tokens=size,
-            max_tokens=new.max_tokens,
-        )
+        wish = self._wish(principal, model, size, new.max_tokens)
         with self._dispatcher.place(wish) as place:
             submitted = await self._store.runs.regenerate(
                 Regeneration(
@@ -217,7 +201,7 @@ class Submitter:
                     charge=charge,
                     prompt_tokens=size,
                     message_id=new_message_id(),
-                    response_id=response_id,
+                    response_id=wish.id,
                     continues_message_id=new.continues.id if new.continues else None,
                     owner=place.owner,
                 )
@@ -237,6 +221,17 @@ class Submitter:
             "A reply is still running on this branch. Wait for its end, or stop it.",
             response_id=run.id,
             stop_requested=run.stop_requested,
+        )
+
+    def _wish(self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None) -> WaitingRun:
+        """The run that is to be, under its id."""
+        return WaitingRun(
+            id=new_response_id(self._region),
+            user_id=principal.user_id,
+            tier=principal.tier,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
         )
 
     def _begin(self, submitted: Submitted, place: Place, prompt: Prompt | None) -> None:
