@@ -122,7 +122,12 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     redis_url = config.database.redis_url or await stack.enter_async_context(embedded_redis(config.data_dir, _progress))
     await migrate(database_url)
     store = await stack.enter_async_context(
-        open_store(database_url, pool_size=config.database.pool_size, timeout_s=config.database.timeout_s)
+        open_store(
+            database_url,
+            pool_size=config.database.pool_size,
+            timeout_s=config.database.timeout_s,
+            cost=config.service,
+        )
     )
     log = create_log(redis_url, timeout_s=config.database.timeout_s)
     stack.push_async_callback(log.aclose)

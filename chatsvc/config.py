@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from chatsvc.limits import Tier, TierName
+from chatsvc.limits import ServiceCost, Tier, TierName
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -174,6 +174,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamConfig = StreamConfig()
     lease: LeaseConfig = LeaseConfig()
     log: LogConfig = LogConfig()
+    service: ServiceCost = ServiceCost()
     regions: RegionsConfig = RegionsConfig()
     peers: dict[str, PeerConfig] = {}
     """The other regions by name; in the file these are the tables ``[regions.<name>]``."""

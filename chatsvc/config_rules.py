@@ -145,6 +145,12 @@ def _lease(config: Config) -> Faults:
         )
 
 
+def _service(config: Config) -> Faults:
+    cost = config.service
+    if cost.cached > cost.prompt:
+        yield "[service] cached", f"must be at most prompt ({cost.prompt:g}), not {cost.cached:g}: it saves work"
+
+
 def _models(config: Config) -> Faults:
     from_file = list(config.models) != [UNNAMED_MODEL]
     if from_file and UNNAMED_MODEL in config.models:
@@ -216,6 +222,7 @@ RULES: Final[tuple[tuple[Callable[[Config], Faults], tuple[str, ...]], ...]] = (
     (_trusted_proxies, ("[auth] mode",)),
     (_urls, ()),
     (_lease, ("[lease] ttl_s", "[lease] renew_s")),
+    (_service, ("[service] prompt", "[service] cached")),
     (_models, ()),
     (_regions, ("region", "[regions] secret")),
 )

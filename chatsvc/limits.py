@@ -17,17 +17,20 @@ class TierName(StrEnum):
     FREE = "free"
 
 
-class ServiceCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token costs, in units of service: one unit is a prompt token that has to be computed. Ratios matter only.
+class ServiceCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[service]``: what a token costs, in units that shares and budgets are counted in. See docs/scheduling.md.
 
     Reading a prompt is limited by arithmetic and done many tokens at a time; writing is limited by memory bandwidth,
     one token of a sequence a step (Sheng et al., OSDI 2024, weigh output twice; 3 counts its read of the KV cache). A
     cached prompt token is not computed again, but takes room, and is read at every step.
     """
 
-    prompt: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    cached: Annotated[float, msgspec.Meta(ge=0)] = 0.1
-    output: Annotated[float, msgspec.Meta(gt=0)] = 3.0
+    prompt: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    """A token of a prompt that has to be computed. Ratios decide who is next; budgets count the units."""
+    cached: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.1
+    """A token of a prompt that is served from the prefix cache. At most ``prompt``."""
+    output: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 3.0
+    """A token of a reply. ``bench/calibrate.py`` measures what it is on your engine."""
 
     def of_prompt(self, prompt_tokens: int, cached_tokens: int) -> float:
         """Service of reading a prompt of which ``cached_tokens`` are served from the prefix cache."""
@@ -50,8 +53,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     abandon_after_s: Annotated[float, msgspec.Meta(ge=0)] = 0
     """A reply that nobody has read for so many seconds is stopped; 0: never. ``background: true`` exempts a message."""
     budget: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)] = 0
-    """Service that one user may use within ``budget_window_s``; 0: any amount. A prompt token costs 1, one that is
-    served from the cache 0.1, a token of a reply 3."""
+    """Service that one user may use within ``budget_window_s``; 0: any amount. What a token costs: ``[service]``."""
     budget_window_s: Annotated[float, msgspec.Meta(ge=300, le=2_678_400)] = 10_800
     """What was used counts for so many seconds, in steps of five minutes; then it is free again."""
     max_queued: Annotated[int, msgspec.Meta(ge=1)] = 1000

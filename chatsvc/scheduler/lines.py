@@ -59,10 +59,12 @@ class Meter:
 class _Line:
     """One model: who waits, and what runs."""
 
-    def __init__(self, engine: Engine, slots: int, weights: Mapping[TierName, float], clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, slots: int, weights: Mapping[TierName, float], clock: Clock, cost: ServiceCost
+    ) -> None:
         self._engine = engine
         self._slots = slots
-        self._cost = ServiceCost()
+        self._cost = cost
         self.queue = FairQueue(weights, cost=self._cost)
         self.pace = Pace(clock)
         self._room: dict[str, int] = {}
@@ -121,8 +123,9 @@ class Lines:
         slots: Mapping[str, int],
         weights: Mapping[TierName, float],
         clock: Clock,
+        cost: ServiceCost,
     ) -> None:
-        self._lines = {model: _Line(engine, slots[model], weights, clock) for model, engine in engines.items()}
+        self._lines = {model: _Line(engine, slots[model], weights, clock, cost) for model, engine in engines.items()}
         self._unready: set[str] = set()
 
     def put(self, run: WaitingRun) -> bool:

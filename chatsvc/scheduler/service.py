@@ -16,7 +16,7 @@ from chatsvc.config import Config
 from chatsvc.errors import Draining, StoreUnavailable
 from chatsvc.events import Queued
 from chatsvc.inference.base import Engine, EngineHealth
-from chatsvc.limits import Principal, ServiceCost
+from chatsvc.limits import Principal
 from chatsvc.run import Run, RunStatus
 from chatsvc.scheduler.abandon import Abandonment
 from chatsvc.scheduler.active import Interrupt
@@ -70,7 +70,7 @@ class Scheduler:
             for name, engine in engines.items()
         }
         weights = {name: tier.weight for name, tier in config.tiers.items()}
-        lines = Lines(engines, slots, weights, clock)
+        lines = Lines(engines, slots, weights, clock, config.service)
         self.positions = Positions(store, lines)
         self._forgetter = LogForgetter(log)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
@@ -114,7 +114,7 @@ class Scheduler:
             # A reply that nobody could watch is not begun; those that run go on without Redis.
             check_log=log.ping,
             dispatcher=self.dispatcher,
-            cost=ServiceCost(),
+            cost=config.service,
         )
 
     # For the API --------------------------------------------------------------------------------------------------

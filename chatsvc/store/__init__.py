@@ -82,7 +82,9 @@ LEASE_TIMEOUT_S: Final = 2.0
 
 
 @asynccontextmanager
-async def open_store(url: str, *, pool_size: int, timeout_s: float, wait_s: float = 30.0) -> AsyncIterator[Store]:
+async def open_store(
+    url: str, *, pool_size: int, timeout_s: float, wait_s: float = 30.0, cost: ServiceCost | None = None
+) -> AsyncIterator[Store]:
     """Connect to a migrated database, waiting up to ``wait_s`` seconds for the server to come up.
 
     Every command takes about ``timeout_s`` at most, and raises ``StoreUnavailable`` when it cannot be done. Leases have
@@ -93,7 +95,7 @@ async def open_store(url: str, *, pool_size: int, timeout_s: float, wait_s: floa
     try:
         await database.wait(wait_s)
         await asyncio.gather(database.warm(WARM_CONNECTIONS), leases.warm(1))
-        yield Store(database, leases, Signals(url, timeout_s=timeout_s), ServiceCost())
+        yield Store(database, leases, Signals(url, timeout_s=timeout_s), cost or ServiceCost())
     finally:
         await leases.close()
         await database.close()

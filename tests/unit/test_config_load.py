@@ -215,6 +215,8 @@ def test_variables_that_kubernetes_sets_for_a_service_are_recognised(variable, t
         ({"CHATSVC_STREAM_HEARTBEAT_S": "0"}, "a number above 0"),
         ({"CHATSVC_LEASE_RENEW_S": "4"}, "at least twice renew_s"),
         ({"CHATSVC_TIERS_FREE_WEIGHT": "0"}, "a number above 0"),
+        ({"CHATSVC_SERVICE_CACHED": "2"}, "must be at most prompt (1), not 2"),
+        ({"CHATSVC_SERVICE_OUTPUT": "-3"}, "a number above 0"),
         ({"CHATSVC_AUTH_ALLOW_PUBLIC_WITHOUT_AUTH": "maybe"}, "true or false"),
     ],
 )

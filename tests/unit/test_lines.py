@@ -4,7 +4,7 @@ import pytest
 
 from chatsvc.clock import SystemClock
 from chatsvc.inference.base import EngineLimits
-from chatsvc.limits import TierName
+from chatsvc.limits import ServiceCost, TierName
 from chatsvc.run import WaitingRun
 from chatsvc.scheduler.lines import Lines
 
@@ -17,7 +17,8 @@ class Engine:
 
 
 def lines(**engines):
-    return Lines(engines, {name: engine.limits.slots for name, engine in engines.items()}, WEIGHTS, SystemClock())
+    slots = {name: engine.limits.slots for name, engine in engines.items()}
+    return Lines(engines, slots, WEIGHTS, SystemClock(), ServiceCost())
 
 
 def run(number, model="m", user="ann", **fields):
