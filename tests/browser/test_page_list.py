@@ -1,5 +1,7 @@
 """The list of conversations: named, pinned, deleted; and ten thousand of them."""
 
+import asyncio
+
 import pytest
 from playwright.async_api import expect
 from stand_ins import many_conversations
@@ -32,17 +34,68 @@ async def test_a_conversation_is_renamed_in_all_windows(visit):
     assert (await tab.stored())["title"] == "Renamed"
 
 
+async def order(tab, *titles):
+    """These conversations in the order in which they are listed; others may stand between them."""
+    listed = await tab.page.locator(".chat-row a").all_inner_texts()
+    return [title for title in listed if title in titles]
+
+
+def pin_of(tab, title):
+    """The mark of a pinned conversation."""
+    return tab.page.get_by_role("link", name=title, exact=True).locator(".icon-pin")
+
+
 async def test_a_pinned_conversation_stays_on_top(visit):
     tab = await visit()
     await start(tab, "Pin me")
     await choose(tab, "Pin me", "Pin")
+    await expect(pin_of(tab, "Pin me")).to_be_visible()
     await expect(tab.page.get_by_role("heading", name="Pinned", exact=True)).to_be_visible()
     await tab.button("New chat").first.click()
     await start(tab, "Newer than the pinned one")
     await tab.page.reload()
-    await expect(tab.page.locator(".chat-row a").first).to_have_text("Pin me")
+    await expect(pin_of(tab, "Pin me")).to_be_visible()
+    assert await order(tab, "Pin me", "Newer than the pinned one") == ["Pin me", "Newer than the pinned one"]
     await choose(tab, "Pin me", "Unpin")
-    await expect(tab.page.get_by_role("heading", name="Pinned", exact=True)).to_be_hidden()
+    await expect(pin_of(tab, "Pin me")).to_have_count(0)
+    assert await order(tab, "Pin me", "Newer than the pinned one") == ["Newer than the pinned one", "Pin me"]
+
+
+async def test_a_list_that_was_under_way_brings_nothing_back(visit):
+    tab = await visit()
+    await start(tab, "Was here")
+    await tab.reply_is("complete")
+    link = tab.page.get_by_role("link", name="Was here", exact=True)
+    caught, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(route):
+        answer = await route.fetch()  # as things were before
+        caught.set()
+        await go_on.wait()
+        await route.fulfill(response=answer)
+
+    await tab.page.route("**/v1/conversations?*", hold, times=1)
+    await tab.look_again()
+    await caught.wait()
+    await choose(tab, "Was here", "Delete")
+    await tab.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    await expect(link).to_be_hidden()
+    # The rows of this page from here on: what is drawn for a moment counts as well.
+    await tab.page.evaluate(
+        """() => {
+          window.ghosts = 0;
+          const look = () => {
+            if ([...document.querySelectorAll(".chat-row a")].some((link) => link.title === "Was here")) window.ghosts += 1;
+          };
+          new MutationObserver(look).observe(document.querySelector(".chats"), { childList: true, subtree: true });
+        }"""
+    )
+    async with tab.page.expect_response("**/v1/conversations?*"):
+        go_on.set()
+    async with tab.page.expect_response("**/v1/conversations?*"):
+        await tab.look_again()
+    await expect(link).to_be_hidden()
+    assert await tab.page.evaluate("() => window.ghosts") == 0
 
 
 async def test_a_conversation_is_deleted_only_after_a_yes(visit):

@@ -142,7 +142,7 @@ test("a conversation in which nothing was said yet is not listed until something
   const chats = new Chats(new Client("http://h/", answer(200, JSON.stringify({ data: rows, next_cursor: null }))));
   await chats.loadMore();
   assert.deepEqual(chats.rows.value.map(({ id }) => id), ["named", "begun"]);
-  chats.put({ ...row, id: "empty", head_message_id: "msg_b" });
+  chats.put({ ...row, id: "empty", head_message_id: "msg_b" }, chats.mark());
   assert.equal(chats.rows.value.length, 3);
 });
 

@@ -75,7 +75,11 @@ function setUp(id: string | null, client: Partial<Client>) {
     client: known as Client,
     surroundings,
     wait: () => Promise.resolve(),
-    onChange: (changed) => void changes.push(changed),
+    mark: () => 0,
+    onChange: (changed) => {
+      changes.push(changed);
+      return changed;
+    },
   });
   return { thread, sources, changes };
 }

@@ -6,7 +6,7 @@ import type { ConversationRow, Me } from "../api/types.ts";
 import { Markdown } from "../text/markdown.ts";
 import { Sanitiser } from "../text/sanitise.ts";
 import { browserSurroundings } from "./browser.ts";
-import { Chats } from "./chats.ts";
+import { Chats, type Mark } from "./chats.ts";
 import { Drafts, openStorage } from "./drafts.ts";
 import { Notices } from "./notices.ts";
 import { Pulse } from "./pulse.ts";
@@ -139,23 +139,26 @@ export class App {
       client: this.client,
       surroundings: this.surroundings,
       wait: (ms) => new Promise((resolve) => this.window.setTimeout(resolve, ms)),
-      onChange: (row) => this.changed(thread, row),
+      mark: () => this.chats.mark(),
+      onChange: (row, asked) => this.changed(thread, row, asked),
     });
     return thread;
   }
 
-  private changed(thread: Thread, row: ConversationRow): void {
-    this.chats.put(row);
+  private changed(thread: Thread, row: ConversationRow, asked: Mark): ConversationRow {
+    const held = this.chats.put(row, asked);
     // The first message of a new chat has given it an id; the address follows, unless the reader has moved on.
     if (this.thread.peek() === thread && this.router.conversation.peek() === null) this.router.go(row.id);
+    return held;
   }
 
   private async catchUp(): Promise<void> {
+    const shown = this.chats.find(this.thread.peek().id.peek()) !== undefined;
     await this.chats.refresh();
     this.notices.outdate("unreachable");
     const thread = this.thread.peek();
     const row = this.chats.find(thread.id.peek());
     if (row) await thread.sync(row);
-    else if (thread.state.peek() === "failed") await thread.load();
+    else if (shown || thread.state.peek() === "failed") await thread.load(); // deleted elsewhere, or not fetched yet
   }
 }

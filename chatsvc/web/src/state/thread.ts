@@ -8,6 +8,7 @@ import { isRunning, type Accepted, type Conversation, type ConversationRow, type
 import type { Failure, Reply } from "../stream/reducer.ts";
 import { branchTo, headOrNewest, leafUnder, plant, siblingsOf, type Siblings, type Tree } from "../tree/branch.ts";
 import { replyOf, userMessage } from "./accepted.ts";
+import type { Mark } from "./chats.ts";
 import { LiveReplies, type LiveSurroundings } from "./replies.ts";
 
 export type ThreadState = "new" | "loading" | "ready" | "missing" | "failed";
@@ -16,8 +17,10 @@ export interface ThreadOptions {
   readonly client: Client;
   readonly surroundings: LiveSurroundings;
   readonly wait: Wait;
-  /** The conversation came into being, or something in it changed by our doing. */
-  onChange(row: ConversationRow): void;
+  /** Taken when a call goes out, and handed on with what it answers. */
+  mark(): Mark;
+  /** The conversation came into being, was fetched, or changed by our doing. Returns its row as it holds now. */
+  onChange(row: ConversationRow, asked: Mark): ConversationRow;
 }
 
 /** A message on its way to the server. */
@@ -92,10 +95,11 @@ export class Thread {
     const id = this.id.value;
     if (id === null) return;
     const changes = this.changes;
+    const asked = this.options.mark();
     try {
       const conversation = await this.options.client.conversation(id);
       // An answer from before what we did since would hide it.
-      if (changes === this.changes) this.take(conversation);
+      if (changes === this.changes) this.take(conversation, asked);
       else if (this.busy > 0) this.stale = true;
       else await this.load();
     } catch (error) {
@@ -156,7 +160,8 @@ export class Thread {
     this.changes += 1;
     this.head.value = leaf;
     await this.exclusively(async () => {
-      this.noteRow(await this.options.client.changeConversation(id, { head_message_id: leaf }));
+      const asked = this.options.mark();
+      this.noteRow(await this.options.client.changeConversation(id, { head_message_id: leaf }), asked);
     });
   }
 
@@ -205,7 +210,7 @@ export class Thread {
     this.made = null;
     this.id.value = row.id;
     this.state.value = "ready";
-    this.noteRow({ ...row, head_message_id: accepted.message_id });
+    this.noteRow({ ...row, head_message_id: accepted.message_id }, this.options.mark());
   }
 
   /** While a call of ours is on its way, news from elsewhere wait: they would show what we are about to add twice. */
@@ -222,8 +227,8 @@ export class Thread {
     }
   }
 
-  private take(conversation: Conversation): void {
-    this.noteRow(conversation);
+  private take(conversation: Conversation, asked: Mark): void {
+    this.noteRow(conversation, asked);
     const next = new Map<string, Message>();
     for (const message of conversation.messages) next.set(message.id, this.newest(message));
     this.messages.value = next;
@@ -242,10 +247,9 @@ export class Thread {
     return incoming.content === "" ? { ...incoming, content: known.content } : incoming;
   }
 
-  private noteRow({ id, title, pinned, head_message_id, created_at, updated_at }: ConversationRow): void {
+  private noteRow({ id, title, pinned, head_message_id, created_at, updated_at }: ConversationRow, asked: Mark): void {
     this.updatedAt = updated_at;
-    this.title.value = title;
-    this.options.onChange({ id, title, pinned, head_message_id, created_at, updated_at });
+    this.title.value = this.options.onChange({ id, title, pinned, head_message_id, created_at, updated_at }, asked).title;
   }
 
   private adopt(added: readonly Message[], head: string): void {
