@@ -24,14 +24,15 @@ _Heard = Mapping[str, Sequence[Entry]]
 
 
 class _Read:
-    """A read under way: where from, and whether it has been told to come back."""
+    """A read under way: where from, whether it has been asked for, and whether it has been told to come back."""
 
-    __slots__ = ("task", "wanted", "woken")
+    __slots__ = ("asked", "task", "wanted", "woken")
 
-    def __init__(self, wanted: Mapping[str, Position], task: asyncio.Task[_Heard]) -> None:
+    def __init__(self, wanted: Mapping[str, Position]) -> None:
         self.wanted = wanted
-        self.task = task
+        self.asked = False
         self.woken = False
+        self.task: asyncio.Task[_Heard]
 
 
 class Tails:
@@ -84,22 +85,19 @@ class Tails:
                     continue
                 read = None
             if read is None:
-                task = asyncio.create_task(self._read(number, dict(wanted)))
-                self._reads[number] = _Read(dict(wanted), task)
+                read = self._reads[number] = _Read(dict(wanted))
+                read.task = asyncio.create_task(self._read(number, read))
+            elif not read.asked:
+                # It waits for its next try. Begun anew for every reply that begins, that wait might never end.
+                read.wanted = dict(wanted)
             elif read.wanted != wanted and not read.woken:
                 read.woken = True
-                if number in self._failures:
-                    # It waits for its next try, or on a server that may not hear a wake.
-                    read.task.cancel()
-                else:
-                    self._parts[number].wake()
+                self._parts[number].wake()
         if failed and not found and all(self._failures.get(number) for number in groups):
             raise failed[0]
         return found
 
     def _outcome(self, number: int, read: _Read, failed: list[LogUnavailable]) -> _Heard:
-        if read.task.cancelled():
-            return {}
         error = read.task.exception()
         if error is None:
             self._failures.pop(number, None)
@@ -110,10 +108,11 @@ class Tails:
         failed.append(error)
         return {}
 
-    async def _read(self, number: int, wanted: Mapping[str, Position]) -> _Heard:
+    async def _read(self, number: int, read: _Read) -> _Heard:
         if failures := self._failures.get(number):
             await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S)) - 1])
-        return await self._parts[number].tail(wanted, _READ_S)
+        read.asked = True
+        return await self._parts[number].tail(read.wanted, _READ_S)
 
     async def aclose(self) -> None:
         """End all reads."""

@@ -69,6 +69,23 @@ async def test_an_away_part_is_tried_ever_less_often(tails, parts):
     assert 3 <= len(parts[1].tailed) <= 6
 
 
+async def test_an_away_part_is_tried_again_however_many_replies_begin_meanwhile(tails, parts):
+    parts[1].away = True
+    following = {A: START}
+    for number in range(200):
+        following[f"1 b{number}"] = START
+        assert await tails.hear(following, 0.01) == {}
+        if len(parts[1].tailed) == 3:
+            break
+    assert len(parts[1].tailed) == 3
+    newest = f"1 b{number + 1}"
+    parts[1].away = False
+    await parts[1].open(newest, 1)
+    await say(parts[1], newest, 1)
+    heard = await soon(tails.hear(following | {newest: START}, 5))
+    assert [entry.seq for entry in heard[newest]] == [1]
+
+
 async def test_a_quiet_part_is_asked_once_however_much_is_heard_from_another(tails, parts):
     for seq in range(1, 30):
         await say(parts[0], A, seq)
