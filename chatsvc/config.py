@@ -159,6 +159,17 @@ UNNAMED_MODEL = "default"
 """Key in ``Config.models`` of the one model that ``CHATSVC_ENGINE`` gave; ``app`` finds the name to serve it under."""
 
 
+class ContextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[context]``: conversations that outgrow the model's window. See docs/context.md."""
+
+    fold_at: Annotated[float, msgspec.Meta(gt=0, le=0.9)] = 0.6
+    """When what is not folded yet passes this share of the window, the oldest turns are folded into a summary."""
+    fold_step_tokens: Annotated[int, msgspec.Meta(ge=256)] = 20_000
+    """Most tokens that are folded, or left out of a prompt, in one step; at most a third of the window."""
+    recall_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    """Most tokens of old turns that are quoted for a new question; 0: none."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration, checked."""
 
@@ -180,3 +191,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The other regions by name; in the file these are the tables ``[regions.<name>]``."""
     models: dict[str, ModelConfig]
     tiers: dict[TierName, Tier] = msgspec.field(default_factory=lambda: {tier.name: tier for tier in DEFAULT_TIERS})
+    context: ContextConfig = ContextConfig()

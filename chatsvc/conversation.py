@@ -38,6 +38,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     tokens: int | None = None
     error_code: str | None = None
+    pinned: bool = False
+    """The user wants the model to keep seeing it as it is, also when it is folded."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,15 +58,38 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Branch = tuple[Message, ...]
-"""Messages from the root to a leaf, in that order."""
+"""Messages from the root to a leaf, or a part of that path, in that order."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Text that stands for a branch up to and including ``through_message_id``."""
+    """Text that stands for a branch up to and including ``through_message_id``.
+
+    Bound to that message: every branch that contains it may use it. Never changed; another text is another version.
+    """
 
     id: str
     conversation_id: str
     through_message_id: str
+    """The last message of a whole turn."""
+    version: int
+    """1 for what a fold wrote; one more for each change of it. The newest counts."""
+    previous_id: str | None
+    """The summary that this one was made from: an earlier fold's, or the version before."""
     text: str
     tokens: int
+    """Of ``text``, by the tokenizer of ``model``."""
+    edited: bool
+    """Written by the user."""
+    model: str | None
     created_at: datetime
+
+
+class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch as a prompt needs it: the summary of what is folded, and the rest message by message."""
+
+    summary: Summary | None
+    """None: nothing is folded."""
+    pinned: Branch
+    """Folded messages that are pinned, oldest first."""
+    verbatim: Branch
+    """What is not folded, oldest first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 from chatsvc.conversation import Role
@@ -50,3 +52,57 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+class PromptParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt's tokens go; template tokens count with the part that they belong to. The sum is the prompt."""
+
+    system: int = 0
+    memory: int = 0
+    summary: int = 0
+    pinned: int = 0
+    verbatim: int = 0
+    """Messages that are shown as they are, without the question."""
+    recalled: int = 0
+    question: int = 0
+    """The newest user message, and the text that a continued reply begins with."""
+
+
+class SummaryUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """The summary that stands in a prompt."""
+
+    id: str
+    version: int
+    through_message_id: str
+    tokens: int
+
+
+class RecalledTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A folded turn that was quoted in a prompt."""
+
+    message_ids: tuple[str, ...]
+    score: float
+    tokens: int
+    created_at: datetime
+    """When it was said."""
+
+
+class ContextReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reply's prompt was made of. Told to the user; none of it reaches the model."""
+
+    window: int
+    reply_reserve: int
+    """Tokens of the window that were kept free for the reply."""
+    prompt_tokens: int
+    cached_tokens: int | None
+    """None until the engine has said so."""
+    parts: PromptParts
+    left_out: int
+    """Turns that neither stand in the prompt nor in its summary: there was no room, and no fold yet."""
+    summary: SummaryUsed | None
+    recalled: tuple[RecalledTurn, ...] = ()
+
+    @property
+    def condensed(self) -> bool:
+        """Whether a summary stands for the older part."""
+        return self.summary is not None

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from chatsvc.conversation import Branch, Conversation, Message
+from chatsvc.conversation import Branch, Conversation, Message, Summary
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
 from chatsvc.limits import Allowance, Principal, Tier, Usage
@@ -164,6 +164,7 @@ _USAGE: Final = ("prompt_tokens", "cached_tokens", "output_tokens")
 _COLUMNS: Final = {
     "conversation": Conversation.__struct_fields__,
     "message": Message.__struct_fields__,
+    "summary": Summary.__struct_fields__,
     "run": (*(name for name in Run.__struct_fields__ if name != "usage"), *_USAGE),
 }
 
@@ -185,6 +186,11 @@ def conversation_of(row: dict[str, Any]) -> Conversation:
 def message_of(row: dict[str, Any]) -> Message:
     """A row with the columns ``{message:…}``."""
     return msgspec.convert(row, Message)
+
+
+def summary_of(row: dict[str, Any]) -> Summary:
+    """A row with the columns ``{summary:…}``."""
+    return msgspec.convert(row, Summary)
 
 
 def run_of(row: dict[str, Any]) -> Run:
