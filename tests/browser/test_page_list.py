@@ -85,7 +85,8 @@ async def test_a_list_that_was_under_way_brings_nothing_back(visit):
         """() => {
           window.ghosts = 0;
           const look = () => {
-            if ([...document.querySelectorAll(".chat-row a")].some((link) => link.title === "Was here")) window.ghosts += 1;
+            const links = [...document.querySelectorAll(".chat-row a")];
+            if (links.some((link) => link.title === "Was here")) window.ghosts += 1;
           };
           new MutationObserver(look).observe(document.querySelector(".chats"), { childList: true, subtree: true });
         }"""
