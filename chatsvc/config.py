@@ -99,6 +99,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Context window in tokens; not set: the model's own."""
     default: bool = False
     """The model of a conversation that names none. With one model only it is that one."""
+    degrade_to: str = ""
+    """Name of the smaller model that answers instead when there is too little of this one; empty: none does."""
+
+
+class DegradationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[degradation]``: what is given up when there is too little. See docs/scheduling.md."""
+
+    enabled: bool = True
+    """``false``: nothing ever is. With ``[auth] mode = "none"`` there is one user, and nothing is given up either."""
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 10.0
+    """Runs must have waited too long for so many seconds without a break before the next thing is given up."""
+    recover_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0
+    """Waits must have been well below their targets for so many seconds before one thing is given back."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
+    """Where replies are kept short: their longest, in tokens."""
+    history_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    """Where prompts are kept short: the share of the budget for a conversation's history that is left."""
+    queue_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
+    """Where queues are kept short: the share of ``max_queued`` that is left."""
 
 
 class DatabaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,9 +169,26 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 DEFAULT_TIERS = (
-    Tier(name=TierName.FREE, weight=1, max_open_replies=3, abandon_after_s=120, budget=1_000_000, max_queued=200),
-    Tier(name=TierName.PLUS, weight=4, max_open_replies=3, budget=10_000_000, max_queued=500),
-    Tier(name=TierName.PRO, weight=16, max_open_replies=3),
+    Tier(
+        name=TierName.FREE,
+        weight=1,
+        max_open_replies=3,
+        abandon_after_s=120,
+        budget=1_000_000,
+        max_queued=200,
+        queue_target_s=10,
+        deadline_s=60,
+    ),
+    Tier(
+        name=TierName.PLUS,
+        weight=4,
+        max_open_replies=3,
+        budget=10_000_000,
+        max_queued=500,
+        queue_target_s=5,
+        deadline_s=120,
+    ),
+    Tier(name=TierName.PRO, weight=16, max_open_replies=3, queue_target_s=3, deadline_s=300),
 )
 
 UNNAMED_MODEL = "default"
@@ -186,6 +222,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     lease: LeaseConfig = LeaseConfig()
     log: LogConfig = LogConfig()
     service: ServiceCost = ServiceCost()
+    degradation: DegradationConfig = DegradationConfig()
     regions: RegionsConfig = RegionsConfig()
     peers: dict[str, PeerConfig] = {}
     """The other regions by name; in the file these are the tables ``[regions.<name>]``."""

@@ -161,11 +161,25 @@ def _models(config: Config) -> Faults:
             yield label, "the name must start with a letter or digit and have at most 80 of a–z, 0–9, space and ._/:@-"
         if fault := _engine_fault(model.engine):
             yield (f"{label} engine" if from_file else label), fault
+        if model.degrade_to and model.degrade_to == name:
+            yield f"{label} degrade_to", "must name another model, not this one"
+        elif model.degrade_to and model.degrade_to not in config.models:
+            served = _quoted(sorted(other for other in config.models if other != name)) or "no other"
+            yield f"{label} degrade_to", f'"{model.degrade_to}" is none of the models here: {served}'
     defaults = sorted(name for name, model in config.models.items() if model.default)
     if len(defaults) > 1:
         yield "models", f"only one may say `default = true`, not {_quoted(defaults)}"
     elif config.models and not defaults:
         yield "models", "one of them must say `default = true`"
+
+
+def _deadlines(config: Config) -> Faults:
+    for name, tier in config.tiers.items():
+        if tier.deadline_s <= tier.queue_target_s:
+            yield (
+                f"[tiers.{name}] deadline_s",
+                f"must be longer than queue_target_s ({tier.queue_target_s:g} s), not {tier.deadline_s:g} s",
+            )
 
 
 def _engine_fault(url: str) -> str | None:
@@ -224,5 +238,9 @@ RULES: Final[tuple[tuple[Callable[[Config], Faults], tuple[str, ...]], ...]] = (
     (_lease, ("[lease] ttl_s", "[lease] renew_s")),
     (_service, ("[service] prompt", "[service] cached")),
     (_models, ()),
+    (
+        _deadlines,
+        tuple(f"[tiers.{name}] {key}" for name in ("free", "plus", "pro") for key in ("deadline_s", "queue_target_s")),
+    ),
     (_regions, ("region", "[regions] secret")),
 )

@@ -46,18 +46,22 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Weight and limits of a class of users."""
 
     name: TierName
-    weight: Annotated[float, msgspec.Meta(gt=0)]
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
     """Share of service relative to a user of weight 1."""
-    max_open_replies: Annotated[int, msgspec.Meta(ge=1)]
+    max_open_replies: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
     """Replies of one user that may be queued or streaming at the same time."""
-    abandon_after_s: Annotated[float, msgspec.Meta(ge=0)] = 0
+    abandon_after_s: Annotated[float, msgspec.Meta(ge=0, le=2_678_400)] = 0
     """A reply that nobody has read for so many seconds is stopped; 0: never. ``background: true`` exempts a message."""
     budget: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)] = 0
     """Service that one user may use within ``budget_window_s``; 0: any amount. What a token costs: ``[service]``."""
     budget_window_s: Annotated[float, msgspec.Meta(ge=300, le=2_678_400)] = 10_800
     """What was used counts for so many seconds, in steps of five minutes; then it is free again."""
-    max_queued: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    max_queued: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1000
     """Replies of this tier that may wait at the same time, those of all users together; more are refused."""
+    queue_target_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5
+    """Waiting for so many seconds counts as too long: if it lasts, something is given up (``[degradation]``)."""
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60
+    """When that has come so far, what could only begin later than so many seconds after it came is refused."""
 
 
 class Principal(msgspec.Struct, frozen=True):
