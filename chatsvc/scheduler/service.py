@@ -72,7 +72,7 @@ class Scheduler:
         weights = {name: tier.weight for name, tier in config.tiers.items()}
         lines = Lines(engines, slots, weights, clock, config.service)
         self.positions = Positions(store, lines)
-        self._forgetter = LogForgetter(log)
+        self._forgetter = LogForgetter(log, store.deleted_runs)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
         self._runner = Runner(
             store=store,

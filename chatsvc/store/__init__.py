@@ -19,6 +19,7 @@ from typing import Final
 from chatsvc.limits import ServiceCost
 from chatsvc.store.allowances import Allowances
 from chatsvc.store.conversations import Conversations
+from chatsvc.store.deleted import DeletedRuns
 from chatsvc.store.pool import Database
 from chatsvc.store.records import (
     Beat,
@@ -67,6 +68,7 @@ class Store:
         self.allowances = Allowances(database, cost)
         self.conversations = Conversations(database)
         self.runs = Runs(database, cost)
+        self.deleted_runs = DeletedRuns(database)
         self.workers = Workers(leases)
         self.secrets = Secrets(database)
         self.signals = signals

@@ -268,6 +268,8 @@ async def test_nothing_of_a_deleted_conversation_remains(world, store, postgres_
 
     deleted = await store.conversations.delete("alice", conversation.id)
 
+    # Until the logs are gone too.
+    await store.deleted_runs.done(deleted.response_ids, timedelta())
     assert await rows_with(postgres_url, traces) == []
     assert sorted(deleted.response_ids) == sorted([*ended, streaming.id, queued.id])
     assert sorted(deleted.running) == sorted([streaming.id, queued.id])

@@ -87,7 +87,10 @@ async def test_while_redis_is_away_a_message_is_refused_and_stop_still_stops(slo
             await asyncio.sleep(0.1)
 
 
-async def test_of_a_conversation_deleted_while_redis_is_away_nothing_remains_in_redis_either(start_server, client):
+@pytest.mark.parametrize("killed", [False, True], ids=["same process", "the next one"])
+async def test_of_a_conversation_deleted_while_redis_is_away_nothing_remains_in_redis_either(
+    start_server, client, killed
+):
     with short_directory() as directory, LogServer(directory, "--save", "", "--appendonly", "yes") as log_server:
         server = start_server("scripted:?tokens_per_s=20&tokens=200", CHATSVC_REDIS_URL=log_server.url)
         api = Api(client, server.base_url)
@@ -95,7 +98,11 @@ async def test_of_a_conversation_deleted_while_redis_is_away_nothing_remains_in_
         await read(client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 10)
         log_server.kill()
         assert (await api.call("DELETE", f"/v1/conversations/{reply['conversation_id']}")).status_code == 204
+        if killed:
+            server.kill()
         log_server.start()
+        if killed:
+            server.start()
         with redis.Redis.from_url(log_server.url) as looking:
             async with asyncio.timeout(20):
                 while list(looking.scan_iter("resp:*")):
