@@ -15,6 +15,15 @@ import msgspec
 from chatsvc.limits import TierName, Usage
 
 
+class RunKind(StrEnum):
+    """What a run is for."""
+
+    REPLY = "reply"
+    """It writes an assistant message, and people wait for it."""
+    FOLD = "fold"
+    """It writes a summary, in the background: no log, no message, no open reply."""
+
+
 class RunStatus(StrEnum):
     """Where a run stands. Assistant messages carry the same word; other messages are always complete."""
 
@@ -47,10 +56,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     conversation_id: str
     user_message_id: str
-    """The message being answered."""
+    """The message being answered; empty for a fold."""
     message_id: str
-    """The assistant message being written."""
+    """The assistant message being written; empty for a fold."""
     client_msg_id: str
+    """Empty for a fold: no client asked for it."""
     model: str
     tier: TierName
     status: RunStatus
@@ -74,6 +84,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    kind: RunKind = RunKind.REPLY
+    fold_through_id: str | None = None
+    """The last message that a fold's summary is to stand for."""
+    fold_base_id: str | None = None
+    """The summary that a fold goes on from; None when it is the branch's first."""
 
 
 class WaitingRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +101,7 @@ class WaitingRun(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """As counted when it was submitted; a guess where no tokenizer was at hand."""
     max_tokens: int | None = None
+    kind: RunKind = RunKind.REPLY
 
 
 def waiting(run: Run) -> WaitingRun:
@@ -97,6 +113,7 @@ def waiting(run: Run) -> WaitingRun:
         model=run.model,
         prompt_tokens=run.expected_prompt_tokens,
         max_tokens=run.max_tokens,
+        kind=run.kind,
     )
 
 

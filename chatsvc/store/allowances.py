@@ -17,6 +17,7 @@ import msgspec
 
 from chatsvc.errors import QueueFull, QuotaExceeded, TooManyReplies
 from chatsvc.limits import Allowance, ServiceCost, Tier, Usage
+from chatsvc.run import RunKind
 from chatsvc.store.pool import Connection, Database, Row, fetch
 from chatsvc.store.records import statement
 
@@ -31,12 +32,13 @@ KEPT_DAYS: Final = 32
 STANDING: Final = """
     standing AS MATERIALIZED (
         SELECT
-            (SELECT count(*) FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming')) AS open_used,
+            (SELECT count(*) FROM runs
+                WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming') AND kind = 'reply') AS open_used,
             (SELECT coalesce(sum(charged), 0) FROM runs
                 WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming')) AS expected,
             spent.units, spent.oldest,
             (SELECT count(*) FROM (
-                SELECT 1 FROM runs WHERE status = 'queued' AND tier = %(tier)s LIMIT %(max_queued)s
+                SELECT 1 FROM runs WHERE status = 'queued' AND tier = %(tier)s AND kind = 'reply' LIMIT %(max_queued)s
             ) AS line) AS waiting
         FROM (
             SELECT coalesce(sum(units), 0) AS units, min(at) AS oldest FROM usage
@@ -53,7 +55,8 @@ MAY: Final = """
 """
 _STANDING: Final = statement("WITH", STANDING, "SELECT * FROM standing")
 _OPEN: Final = """
-    SELECT id FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming') ORDER BY created_at, id
+    SELECT id FROM runs WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming') AND kind = 'reply'
+    ORDER BY created_at, id
 """
 _STEPS: Final = """
     SELECT at + interval '5 minutes' + %(window)s AS free_at, units FROM usage
@@ -71,16 +74,32 @@ _USED: Final = """
         WHERE user_id = %(user_id)s AND status IN ('queued', 'streaming')
     ) AS parts
 """
-_BILL: Final = """
-    INSERT INTO usage AS u (user_id, at, replies, prompt_tokens, cached_tokens, output_tokens, units)
-    SELECT id, date_bin('5 minutes', clock_timestamp(), 'epoch'), 1, %(prompt_tokens)s, %(cached_tokens)s,
-        %(output_tokens)s, %(units)s
-    FROM users WHERE id = %(user_id)s
-    ON CONFLICT (user_id, at) DO UPDATE SET replies = u.replies + 1,
+LEDGER: Final = """
+    INSERT INTO usage AS u
+        (user_id, at, replies, prompt_tokens, cached_tokens, output_tokens, units, background_units)
+    SELECT user_id, at, replies, prompt_tokens, cached_tokens, output_tokens,
+        CASE kind WHEN 'reply' THEN units ELSE 0 END, CASE kind WHEN 'reply' THEN 0 ELSE units END
+    FROM cost
+    ON CONFLICT (user_id, at) DO UPDATE SET replies = u.replies + excluded.replies,
         prompt_tokens = u.prompt_tokens + excluded.prompt_tokens,
         cached_tokens = u.cached_tokens + excluded.cached_tokens,
-        output_tokens = u.output_tokens + excluded.output_tokens, units = u.units + excluded.units
+        output_tokens = u.output_tokens + excluded.output_tokens, units = u.units + excluded.units,
+        background_units = u.background_units + excluded.background_units
 """
+"""Part of a statement that has what was used as ``cost``. What the service does of its own accord is noted as what it
+cost and takes nothing off a budget: nobody asked for it, and it must not be what refuses the next message."""
+_BILL: Final = statement(
+    """
+    WITH cost AS (
+        SELECT id AS user_id, date_bin('5 minutes', clock_timestamp(), 'epoch') AS at,
+            (%(kind)s::text = 'reply')::int AS replies, %(prompt_tokens)s::int AS prompt_tokens,
+            %(cached_tokens)s::int AS cached_tokens, %(output_tokens)s::int AS output_tokens, %(kind)s::text AS kind,
+            %(units)s::float8 AS units
+        FROM users WHERE id = %(user_id)s
+    )
+    """,
+    LEDGER,
+)
 _FORGET: Final = """
     DELETE FROM usage WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM usage WHERE at < clock_timestamp() - make_interval(days => %(days)s) LIMIT %(limit)s
@@ -109,11 +128,12 @@ class Allowances:
         params = tier_params(tier) | {"user_id": user_id, "tier": tier.name}
         return allowance_of((await self._db.query(_STANDING, params))[0], tier)
 
-    async def bill(self, user_id: str, usage: Usage) -> None:
-        """Note what was used by a run whose rows are gone."""
+    async def bill(self, user_id: str, usage: Usage, kind: RunKind = RunKind.REPLY) -> None:
+        """Note what was used by a run whose rows are gone, or beside one."""
         cost = self._cost
         units = cost.of_prompt(usage.prompt_tokens, usage.cached_tokens) + cost.of_output(usage.output_tokens)
-        await self._db.query(_BILL, {"user_id": user_id, "units": units, **msgspec.structs.asdict(usage)})
+        params = {"user_id": user_id, "units": units, "kind": kind, **msgspec.structs.asdict(usage)}
+        await self._db.query(_BILL, params)
 
     async def forget(self) -> None:
         """Remove what lies in no window any more."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from chatsvc.conversation import Branch, Conversation, Message, Summary
+from chatsvc.conversation import BranchView, Conversation, Message, Summary
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
 from chatsvc.limits import Allowance, Principal, Tier, Usage
@@ -107,6 +107,13 @@ class Submitted(msgspec.Struct, frozen=True):
     """The user's, with this run in it; None when the run came before."""
 
 
+class View(msgspec.Struct, frozen=True):
+    """A branch, and the message that it ends in: that one may be folded already."""
+
+    leaf: Message
+    branch: BranchView
+
+
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """What a new message stands on."""
 
@@ -114,8 +121,8 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """What an earlier request with the same id made; then the rest is of no interest."""
     conversation: Conversation | None
     """None: the user has no such conversation."""
-    branch: Branch
-    """The path from the root to the parent. Empty for a parent that is not in the conversation."""
+    view: View | None
+    """The branch that ends in the parent. None for a parent that is not in the conversation, or none at all."""
 
 
 class SettledReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +203,8 @@ def summary_of(row: dict[str, Any]) -> Summary:
 def run_of(row: dict[str, Any]) -> Run:
     """A row with the columns ``{run:…}``."""
     usage = Usage(**{name: row[name] for name in _USAGE})
-    return msgspec.convert(row | {"usage": usage}, Run)
+    texts = {name: row[name] or "" for name in ("user_message_id", "message_id", "client_msg_id")}
+    return msgspec.convert(row | texts | {"usage": usage}, Run)
 
 
 def encode_cursor(*parts: str | datetime) -> str:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from typing import Final
 
+from chatsvc.store.allowances import LEDGER
 from chatsvc.store.records import statement
 from chatsvc.store.signals import NOTIFY_QUEUED
 
-GET: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s AND r.user_id = %(user_id)s")
+GET: Final = statement("""
+    SELECT {run:r} FROM runs r WHERE r.id = %(id)s AND r.user_id = %(user_id)s AND r.kind = 'reply'
+""")
 
-FIND: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s")
+FIND: Final = statement("SELECT {run:r} FROM runs r WHERE r.id = %(id)s AND r.kind = 'reply'")
 
 REPLY: Final = statement("""
-    SELECT {run:r}, m.content FROM runs r JOIN messages m ON m.id = r.message_id WHERE r.id = %(id)s
+    SELECT {run:r}, coalesce(m.content, '') AS content FROM runs r LEFT JOIN messages m ON m.id = r.message_id
+    WHERE r.id = %(id)s
 """)
 
 OPEN: Final = statement("""
-    SELECT {run:r} FROM runs r WHERE r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming')
+    SELECT {run:r} FROM runs r
+    WHERE r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming') AND r.kind = 'reply'
     ORDER BY r.created_at, r.id
 """)
 
@@ -44,7 +49,7 @@ STILL_QUEUED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status = 
 
 POSITIONS: Final = """
     SELECT id, row_number() OVER (PARTITION BY model ORDER BY created_at, id) AS position
-    FROM runs WHERE status = 'queued'
+    FROM runs WHERE status = 'queued' AND kind = 'reply'
 """
 
 HOLDS: Final = "SELECT 1 FROM runs WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'streaming'"
@@ -84,7 +89,8 @@ CHECKPOINT: Final = """
     SELECT id FROM saved
 """
 
-_ENDED: Final = """
+_ENDED: Final = statement(
+    """
     RETURNING {run:r}
     ), message AS (
         UPDATE messages SET content = %(text)s, status = ended.status, finish_reason = ended.finish_reason,
@@ -92,19 +98,18 @@ _ENDED: Final = """
         FROM ended WHERE messages.id = ended.message_id
     ), conversation AS (
         UPDATE conversations SET updated_at = greatest(updated_at, ended.ended_at)
-        FROM ended WHERE conversations.id = ended.conversation_id
-    ), ledger AS (
-        INSERT INTO usage AS u (user_id, at, replies, prompt_tokens, cached_tokens, output_tokens, units)
-        SELECT user_id, date_bin('5 minutes', ended_at, 'epoch'), 1, prompt_tokens, cached_tokens, output_tokens,
+        FROM ended WHERE conversations.id = ended.conversation_id AND ended.kind = 'reply'
+    ), cost AS (
+        SELECT user_id, date_bin('5 minutes', ended_at, 'epoch') AS at, (kind = 'reply')::int AS replies,
+            prompt_tokens, cached_tokens, output_tokens, kind,
             %(cost_prompt)s * greatest(prompt_tokens - cached_tokens, 0) + %(cost_cached)s * cached_tokens
-                + %(cost_output)s * output_tokens
+                + %(cost_output)s * output_tokens AS units
         FROM ended
-        ON CONFLICT (user_id, at) DO UPDATE SET replies = u.replies + 1,
-            prompt_tokens = u.prompt_tokens + excluded.prompt_tokens,
-            cached_tokens = u.cached_tokens + excluded.cached_tokens,
-            output_tokens = u.output_tokens + excluded.output_tokens, units = u.units + excluded.units
-    )
-"""
+    ), ledger AS (
+    """,
+    LEDGER,
+    ")",
+)
 _END: Final = """
     WITH ended AS (
         UPDATE runs r SET status = %(status)s, last_seq = %(last_seq)s, finish_reason = %(finish_reason)s,
@@ -167,7 +172,7 @@ REQUEST_STOP: Final = statement("""
             ) ELSE r.last_seq END,
             finish_reason = CASE r.status WHEN 'queued' THEN 'stopped' ELSE r.finish_reason END,
             ended_at = CASE r.status WHEN 'queued' THEN clock_timestamp() ELSE r.ended_at END
-        WHERE r.id = %(id)s AND r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming')
+        WHERE r.id = %(id)s AND r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming') AND r.kind = 'reply'
         RETURNING {run:r}
     ), message AS (
         UPDATE messages SET status = 'stopped', finish_reason = 'stopped', tokens = 0
