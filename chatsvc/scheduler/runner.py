@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
-from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, StoreUnavailable
+from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName, Usage
@@ -30,19 +30,17 @@ from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.ending import terminal_event_for
 from chatsvc.scheduler.forget import LogForgetter
+from chatsvc.scheduler.patience import patiently
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter, ReplyWriter
 
 _log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 PRIORITY: Final = {TierName.PRO: 0, TierName.PLUS: 1, TierName.FREE: 2}
 ENGINE_AWAY: Final = (EngineUnavailable, EngineFailed)
 MOST_ATTEMPTS: Final = 3
 """A run that found no working engine so often is failed: it may be what breaks them."""
-_RETRY_FIRST_S: Final = 0.1
-_RETRY_MOST_S: Final = 2.0
 
 
 class _Progress:
@@ -121,7 +119,7 @@ class Runner:
                 # Opening the log may have made it anew after the delete.
                 await self._forgetter.forget([run.id])
                 # Its rows are gone, and what it used was used all the same.
-                await _patiently(lambda: self._store.allowances.bill(run.user_id, progress.usage))
+                await patiently(lambda: self._store.allowances.bill(run.user_id, progress.usage))
         else:
             await self._end(active, reply, progress)
 
@@ -197,7 +195,7 @@ class Runner:
     async def _prompt(self, run: Run, engine: Engine, progress: _Progress) -> Prompt:
         """What the run is to answer. A reply that goes on with another one's text begins with it."""
         leaf = run.continues_message_id or run.user_message_id
-        conversation, branch = await _patiently(
+        conversation, branch = await patiently(
             lambda: self._store.conversations.turn(run.user_id, run.conversation_id, leaf)
         )
         if run.continues_message_id is not None:
@@ -209,7 +207,7 @@ class Runner:
         run = active.run
         active.settling = True
         if _worth_another_attempt(active, reply, progress):
-            requeued = await _patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq))
+            requeued = await patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq))
             if requeued:
                 active.queued_again = True
                 _log.info("run queued again, nothing was shown yet")
@@ -217,10 +215,10 @@ class Runner:
                 return
         if run.continues_message_id is not None and not reply.text and not progress.kept:
             # Cut short before the text was read that it was to go on with: that text stays all the same.
-            progress.kept = await _patiently(lambda: self._store.runs.kept_text(run))
+            progress.kept = await patiently(lambda: self._store.runs.kept_text(run))
         progress.show_kept(reply)
         outcome = _outcome(active, reply, progress)
-        won = await _patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
+        won = await patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
         if not won:
             _log.info("run had been ended elsewhere")
             reply.discard()
@@ -283,15 +281,3 @@ def _outcome(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> Outc
         error_code=failure.code,
         error_message=failure.detail,
     )
-
-
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call on the store until Postgres answers: a running reply waits for it rather than being lost (L4)."""
-    wait_s = _RETRY_FIRST_S
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable as error:
-            _log.warning("waiting for the store", reason=error.detail, wait_s=wait_s)
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, _RETRY_MOST_S)
