@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import msgspec
@@ -26,6 +27,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     def kv_tokens(self) -> int:
         """Room that must be free in the KV cache, so that the run can neither be preempted nor preempt."""
         return self.prompt_tokens + self.max_tokens
+
+
+May = Callable[[Demand], bool]
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,13 +143,53 @@ class FlowHeap:
         return self._live
 
 
+class FlowHeaps:
+    """A heap for each tier. Tiers are compared by ``tag``; within a tier that is the order of counters."""
+
+    def __init__(self, tiers: Iterable[TierName], tag: Callable[[Flow], float]) -> None:
+        self._heaps = {tier: FlowHeap() for tier in tiers}
+        self._tag = tag
+        self._aside: list[tuple[FlowHeap, tuple[float, int, Flow]]] = []
+
+    def push(self, flow: Flow) -> None:
+        """Add a flow, or note that its counter shrank."""
+        self._heaps[flow.tier].push(flow)
+
+    def discard(self, flow: Flow) -> None:
+        """Remove a flow that is in its tier's heap."""
+        self._heaps[flow.tier].discard(flow)
+
+    def first(self) -> Flow | None:
+        """The flow with the smallest tag, over all tiers."""
+        firsts = [flow for heap in self._heaps.values() if (flow := heap.first()) is not None]
+        return min(firsts, key=self._tag, default=None)
+
+    def set_aside(self, flow: Flow) -> None:
+        """Look past the flow that ``first`` returned, until ``put_back``."""
+        heap = self._heaps[flow.tier]
+        self._aside.append((heap, heap.pop()))
+
+    @property
+    def aside(self) -> int:
+        """How many were set aside."""
+        return len(self._aside)
+
+    def put_back(self) -> None:
+        """All that were set aside are there again."""
+        for heap, entry in self._aside:
+            heap.restore(entry)
+        self._aside.clear()
+
+
 class Flight:
     """A run under way: what it has received, and what it was charged ahead of that."""
 
-    __slots__ = ("ahead", "demand", "flow", "lift", "output_tokens", "received", "started", "weight")
+    __slots__ = ("ahead", "demand", "flow", "here", "lift", "output_tokens", "received", "started", "weight")
 
-    def __init__(self, demand: Demand, flow: Flow, lift: float) -> None:
+    def __init__(self, demand: Demand, flow: Flow, lift: float, here: bool) -> None:
         self.demand = demand
+        self.here = here
+        """False: another engine of the model has it."""
         self.flow = flow
         self.started = False
         self.output_tokens = 0

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from chatsvc.limits import ServiceCost, TierName
-from chatsvc.scheduler.fair_flow import Charge, Demand, Flight, Flow, FlowHeap, Waiting
+from chatsvc.scheduler.fair_flow import Charge, Demand, Flight, Flow, FlowHeaps, May, Waiting
 from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
 from chatsvc.scheduler.kept_room import KeptRoom
 from chatsvc.scheduler.output_length import OutputEstimator
@@ -38,10 +38,11 @@ class FairQueue:
         self._rules: Final = Rules() if rules is None else rules
         self._time: Final = VirtualTime(weights, floor_share=self._rules.floor_share, quantum=self._rules.quantum)
         self._room: Final = KeptRoom(self._rules.most_passes)
-        self._heaps: Final = {tier: FlowHeap() for tier in weights}
+        self._heaps: Final = FlowHeaps(weights, self._tag)
         self._flows: dict[str, Flow] = {}
         self._line_of: dict[str, Flow] = {}
         self._flights: dict[str, Flight] = {}
+        self._here = 0  # flights that are this engine's own
         self._idle: list[tuple[float, str]] = []
         self._warm = 0
         """Waiting runs that have something in the prefix cache."""
@@ -76,30 +77,37 @@ class FairQueue:
             start = self._time.start(self._least()) + self._time.offset(flow.tier)
             flow.received += max(0.0, start - flow.counter)
             self._time.wait(flow.tier, flow.received)
-            self._heaps[flow.tier].push(flow)
+            self._heaps.push(flow)
 
-    def take(self, sequences: int, kv_tokens: int | None = None) -> list[Demand]:
+    def take(self, sequences: int, kv_tokens: int | None = None, may: May | None = None) -> list[Demand]:
         """Remove and return the runs to start now, the next first.
 
-        At most ``sequences``, and together they fit into ``kv_tokens`` with prompt and ``max_tokens``; None: no such
-        limit. From now on each is under way, until ``end`` or ``refund``.
+        At most ``sequences``, and together they fit into ``kv_tokens`` (None: no limit) with prompt and ``max_tokens``.
+        From now on each is under way, until ``end`` or ``refund``. Those that ``may`` not start here are left to other
+        engines, unless who would go instead is ahead of them by more than the rules' ``reach``.
         """
         free = math.inf if kv_tokens is None else float(kv_tokens)
-        if free > self._roof or not self._flights:
+        if free > self._roof or not self._here:
             self._roof = free
             for flow in [flow for flow in self._parked.values() if flow.head.demand.kv_tokens <= free]:
                 self._unpark(flow)
         taken: list[Demand] = []
-        while len(taken) < sequences and (chosen := self._choose(free)) is not None:
-            demand = self._dispatch(chosen)
+        while len(taken) < sequences and (chosen := self._choose(free, may)) is not None:
+            demand = chosen.head.demand
+            self._dispatch(chosen, demand, here=True)
             free -= demand.kv_tokens
             taken.append(demand)
         return taken
 
+    def taken_elsewhere(self, demand: Demand) -> None:
+        """Another engine of this model has begun this run: it is under way too, until ``end`` or ``refund``."""
+        self.put(demand)
+        if (flow := self._line_of.get(demand.run_id)) is not None:
+            self._dispatch(flow, demand, here=False)
+
     def discard(self, run_id: str) -> None:
         """Forget a waiting run. Unknown ids are fine; one under way stays."""
-        flow = self._line_of.get(run_id)
-        if flow is not None:
+        if (flow := self._line_of.get(run_id)) is not None:
             self._leave(flow, run_id)
             self._note_idle(flow)
 
@@ -139,8 +147,7 @@ class FairQueue:
 
     def refund(self, run_id: str) -> None:
         """A run under way was not started here after all, or nothing of it was shown: it costs nothing."""
-        flight = self._flights.get(run_id)
-        if flight is not None:
+        if (flight := self._flights.get(run_id)) is not None:
             self._receive(flight, -flight.received)
             self._land(flight)
 
@@ -189,14 +196,14 @@ class FairQueue:
 
     # The order ----------------------------------------------------------------------------------------------------
 
-    def _choose(self, free: float) -> Flow | None:
+    def _choose(self, free: float, may: May | None) -> Flow | None:
         """The user whose next run is to start, if there is one that may and fits."""
         kept = self._kept()
         if kept is not None and kept.head.demand.kv_tokens <= free:
             return kept
         if self._room.closed:
             return None
-        fitting = self._fitting(free)
+        fitting = self._fitting(free, may)
         if not fitting:
             return None
         best = max(fitting, key=lambda flow: flow.head.demand.cached_tokens)
@@ -204,29 +211,38 @@ class FairQueue:
             flow.head.bypassed += 1
         return best
 
-    def _fitting(self, free: float) -> list[Flow]:
+    def _fitting(self, free: float, may: May | None) -> list[Flow]:
         """The users among whom the warmest prefix decides, the next first."""
         fitting: list[Flow] = []
-        seen: list[tuple[FlowHeap, tuple[float, int, Flow]]] = []
-        while len(seen) < self._rules.candidates and (flow := self._first()) is not None:
-            if fitting and self._tag(flow) > self._tag(fitting[0]) + self._near(flow, fitting[0]):
+        others: list[Flow] = []
+        behind = False
+        while self._heaps.aside - len(others) < self._rules.candidates and (flow := self._heaps.first()) is not None:
+            if fitting and self._is_apart(flow, fitting[0], self._rules.quantum):
                 break
-            demand, heap = flow.head.demand, self._heaps[flow.tier]
+            if behind := not fitting and self._is_left_behind(others, flow):
+                break
+            demand = flow.head.demand
             if demand.kv_tokens > self._roof:
-                heap.discard(flow)
+                self._heaps.discard(flow)
                 self._parked[flow.user_id] = flow
                 continue
-            seen.append((heap, heap.pop()))
-            if demand.kv_tokens > free:
-                if not fitting and self._room.run_id is None:
+            self._heaps.set_aside(flow)
+            if may is not None and not may(demand):
+                others.append(flow)
+            elif demand.kv_tokens > free:
+                if not fitting:
                     self._room.keep(demand.run_id, self._expected(demand))
             elif self._room.lets_pass(self._expected(demand)):
                 fitting.append(flow)
                 if not self._warm or flow.head.bypassed >= self._rules.most_bypasses:
                     break
-        for heap, entry in seen:
-            heap.restore(entry)
-        return fitting
+        self._heaps.put_back()
+        return self._fitting(free, None) if behind else fitting
+
+    def _is_left_behind(self, others: list[Flow], flow: Flow) -> bool:
+        """Whether the first of those who are left to other engines must not see this one go first."""
+        rules = self._rules
+        return bool(others) and (len(others) >= rules.most_others or self._is_apart(flow, others[0], rules.reach))
 
     def _kept(self) -> Flow | None:
         """The user for whose next run room is kept."""
@@ -238,25 +254,20 @@ class FairQueue:
             return None
         return flow
 
-    def _first(self) -> Flow | None:
-        """The user with the smallest counter, over all tiers."""
-        firsts = [flow for heap in self._heaps.values() if (flow := heap.first()) is not None]
-        return min(firsts, key=self._tag, default=None)
-
     def _least(self) -> float | None:
-        first = self._first()
+        first = self._heaps.first()
         return None if first is None else self._tag(first)
 
     def _tag(self, flow: Flow) -> float:
         """The user's counter, as compared over all tiers."""
         return flow.counter - self._time.offset(flow.tier)
 
-    def _near(self, one: Flow, other: Flow) -> float:
-        return self._rules.quantum / max(one.weight, other.weight)
+    def _is_apart(self, one: Flow, other: Flow, service: float) -> bool:
+        return self._tag(one) > self._tag(other) + service / max(one.weight, other.weight)
 
     def _unpark(self, flow: Flow) -> None:
         if self._parked.pop(flow.user_id, None) is not None:
-            self._heaps[flow.tier].push(flow)
+            self._heaps.push(flow)
 
     # Accounts -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +285,7 @@ class FairQueue:
     def _change_tier(self, flow: Flow, tier: TierName) -> None:
         entered = flow.entry != 0
         if entered:
-            self._heaps[flow.tier].discard(flow)
+            self._heaps.discard(flow)
         if flow.waiting:
             self._time.wait_no_more(flow.tier, flow.received)
         self._time.work(flow.tier, -1)
@@ -284,20 +295,20 @@ class FairQueue:
         if flow.waiting:
             self._time.wait(tier, flow.received)
         if entered:
-            self._heaps[tier].push(flow)
+            self._heaps.push(flow)
 
-    def _dispatch(self, flow: Flow) -> Demand:
-        demand = flow.head.demand
+    def _dispatch(self, flow: Flow, demand: Demand, *, here: bool) -> None:
         self._time.dispatched(self._tag(flow), flow.ahead)
         self._leave(flow, demand.run_id)
         if self._time.waiting == bool(flow.waiting):
             self._time.reach(flow.received - self._time.offset(flow.tier))
-        flight = Flight(demand, flow, self._time.lift(flow.tier))
+        flight = Flight(demand, flow, self._time.lift(flow.tier), here)
         self._flights[demand.run_id] = flight
         flow.flights += 1
+        self._here += here
         self._charge_ahead(flight)
-        self._room.note(demand.run_id, self._expected(demand))
-        return demand
+        if here:
+            self._room.note(demand.run_id, self._expected(demand))
 
     def _prompt(self, demand: Demand) -> float:
         return self._cost.of_prompt(demand.prompt_tokens, demand.cached_tokens)
@@ -337,6 +348,7 @@ class FairQueue:
 
     def _land(self, flight: Flight) -> None:
         del self._flights[flight.demand.run_id]
+        self._here -= flight.here
         self._set_ahead(flight, 0.0)
         flow = flight.flow
         flow.flights -= 1
@@ -347,7 +359,7 @@ class FairQueue:
 
     def _note_decrease(self, flow: Flow) -> None:
         if flow.entry:
-            self._heaps[flow.tier].push(flow)
+            self._heaps.push(flow)
 
     def _leave(self, flow: Flow, run_id: str) -> None:
         """Take a run out of its user's line."""
@@ -357,7 +369,7 @@ class FairQueue:
         self._unpark(flow)
         if not flow.waiting:
             self._time.wait_no_more(flow.tier, flow.received)
-            self._heaps[flow.tier].discard(flow)
+            self._heaps.discard(flow)
 
     def _note_idle(self, flow: Flow) -> None:
         """Keep nothing of a user who has no work and owes nothing."""

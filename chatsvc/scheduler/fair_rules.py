@@ -22,6 +22,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     most_passes: int = 32
     """How many lighter runs may pass one that does not fit, before room is kept for it; together they may cost no more
     than it does."""
+    reach: float = 4096.0
+    """How far, in service, users whose prefix is on another engine of the model may be behind those whose is here."""
+    most_others: int = 64
+    """Users left to other engines that are looked past for one dispatch."""
     candidates: int = 5
     """Users looked at for one dispatch: the next, and as many as may bypass it."""
     floor_share: float = 0.05

@@ -20,7 +20,9 @@ class KeptRoom:
         self._passed = 0.0
 
     def keep(self, run_id: str, service: float) -> None:
-        """It is this run's turn and it does not fit."""
+        """It is this run's turn and it does not fit. Room is kept for one run at a time."""
+        if self.run_id is not None:
+            return
         self.run_id = run_id
         self._service = service
         self._passes = 0
