@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
-from databases import in_database, new_database
+from databases import Databases, in_database, new_database
 
 from chatsvc.embedded import embedded_postgres, embedded_redis
 from chatsvc.store import migrate, open_store
@@ -67,6 +67,12 @@ def migrated_template(postgres_server):
     return "template_migrated"
 
 
+@pytest.fixture(scope="session")
+def databases(postgres_server, migrated_template):
+    """Databases with the newest schema and no rows, as many as are wanted."""
+    return Databases(postgres_server, migrated_template)
+
+
 @pytest.fixture
 def empty_postgres_url(postgres_server):
     """URL of a new database with nothing in it."""
@@ -74,9 +80,10 @@ def empty_postgres_url(postgres_server):
 
 
 @pytest.fixture
-def postgres_url(postgres_server, migrated_template):
-    """URL of a new database with the newest schema and no rows."""
-    yield from new_database(postgres_server, migrated_template)
+def postgres_url(databases):
+    """URL of a database with the newest schema and no rows."""
+    with databases.one() as url:
+        yield url
 
 
 @pytest.fixture

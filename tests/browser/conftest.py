@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from chat_page import WATCH_CLIPBOARD, ChatPage
-from databases import new_database
 from playwright.async_api import async_playwright, expect
 from server import ServerProcess
 
@@ -56,13 +55,13 @@ async def browser(chromium):
 
 
 @pytest.fixture(scope="session")
-def start_server(postgres_server, migrated_template, redis_server, tmp_path_factory):
+def start_server(databases, redis_server, tmp_path_factory):
     """Start a server with a database of its own. All are gone at the end of the session."""
     with contextlib.ExitStack() as stack:
         started = []
 
         def start(engine, **env):
-            database = stack.enter_context(contextlib.contextmanager(new_database)(postgres_server, migrated_template))
+            database = stack.enter_context(databases.one())
             data_dir = tmp_path_factory.mktemp("server") / "data"
             process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
             started.append(stack.enter_context(process))

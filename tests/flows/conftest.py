@@ -8,7 +8,6 @@ import random
 import httpx
 import pytest
 from api_client import Api
-from databases import new_database
 from server import ServerProcess
 
 TIMEOUT = httpx.Timeout(30)
@@ -17,21 +16,17 @@ LIMITS = httpx.Limits(max_connections=400, max_keepalive_connections=50)
 
 
 @pytest.fixture(scope="module")
-def start_server(postgres_server, migrated_template, redis_server, tmp_path_factory):
+def start_server(databases, redis_server, tmp_path_factory):
     """Start servers, each with a database of its own unless it is put ``beside`` another; all end with the module."""
     with contextlib.ExitStack() as stack:
-        databases = {}
+        urls = {}
 
         def start(engine="scripted:?tokens_per_s=100&tokens=40&slots=64", *, beside=None, ready_s=60, **env):
-            database = (
-                databases[beside]
-                if beside
-                else stack.enter_context(contextlib.contextmanager(new_database)(postgres_server, migrated_template))
-            )
+            database = urls[beside] if beside else stack.enter_context(databases.one())
             env = {"CHATSVC_AUTH": "proxy", **env}
             data_dir = tmp_path_factory.mktemp("server") / "data"
             process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
-            databases[process] = database
+            urls[process] = database
             process.start(ready_s)
             stack.callback(process.stop_if_running)
             return process
