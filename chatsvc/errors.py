@@ -13,6 +13,7 @@ what to do, and never hold message text or secrets.
     ├── ConversationBusy · IdempotencyMismatch
     ├── NothingLeft ─ TooManyReplies · QuotaExceeded
     ├── Unavailable ─ StoreUnavailable (─ StoreFull) · LogUnavailable · EngineUnavailable · Draining · QueueFull
+    │               · TooLate
     ├── EngineFailed ─ WorkerLost
     ├── EngineRefused
     └── ConfigError
@@ -232,6 +233,13 @@ class QueueFull(Unavailable):
 
     def __init__(self, detail: str, *, retry_after: float | None = 10.0, **extra: Any) -> None:
         super().__init__(detail, retry_after=retry_after, **extra)
+
+
+class TooLate(Unavailable):
+    """There is so much to do that the reply would begin, or would have begun, after its deadline."""
+
+    code = "too_late"
+    title = "This could not be answered in time"
 
 
 class EngineFailed(ChatError):

@@ -39,13 +39,19 @@ class Queued(Event, frozen=True, kw_only=True):
 
 
 class Start(Event, frozen=True, kw_only=True):
-    """A worker has begun. First event of every log."""
+    """A worker has begun. First event of every log.
+
+    ``model`` is the one that was asked for, ``served_model`` the one that answers; ``degraded`` is what was given up
+    because there was too little: ``model``, ``max_tokens``, ``history``.
+    """
 
     name = "start"
     response_id: str
     message_id: str
     model: str
     created_at: datetime
+    served_model: str = ""
+    degraded: tuple[str, ...] = ()
 
 
 class Context(Event, frozen=True, kw_only=True):

@@ -68,6 +68,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     continues_message_id: str | None = None
     """The reply whose text this one begins with; only the rest is generated."""
+    asked_model: str | None = None
+    """The model that was asked for, where another one answers because there was too little; None: ``model``."""
+    degraded: tuple[str, ...] = ()
+    """What was given up for the reply when it was taken in: ``model``, ``max_tokens``, ``history``."""
     owner: str | None = None
     """The worker holding the lease while streaming."""
     expected_prompt_tokens: int = 0

@@ -58,6 +58,8 @@ _accepted: Final[dict[str, Any]] = {
     "stream_url": STREAM_URL,
     "status": "queued",
     "queue_position": 1,
+    "served_model": "SmolLM2-135M-Instruct",
+    "degraded": [],
 }
 
 ANSWERS: Final[dict[str, Any]] = {
@@ -74,6 +76,8 @@ ANSWERS: Final[dict[str, Any]] = {
         "user_message_id": QUESTION_ID,
         "message_id": REPLY_ID,
         "model": "SmolLM2-135M-Instruct",
+        "served_model": "SmolLM2-135M-Instruct",
+        "degraded": [],
         "tier": "free",
         "status": "complete",
         "queue_position": None,

@@ -39,6 +39,14 @@ ClientMsgId = Annotated[
 ]
 MaxTokens = Annotated[int, Meta(ge=1, le=10_000_000, description="Longest reply, in tokens.", examples=[512])]
 Temperature = Annotated[float, Meta(ge=0, le=2, description="0 always picks the likeliest token.", examples=[0.7])]
+Degraded = Annotated[
+    str,
+    Meta(
+        description="`model`: a smaller one answers; `max_tokens`: the reply is kept short; `history`: less of the"
+        " conversation is shown to the model.",
+        examples=["max_tokens"],
+    ),
+]
 MessageId = Annotated[str, Meta(min_length=1, max_length=80, examples=["msg_0199c1a2b3c4d5e6f708192a3b4c5d6e"])]
 
 
@@ -146,6 +154,10 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     stream_url: str
     status: RunStatus
     queue_position: int | None
+    served_model: str
+    """The model that answers: the one asked for, unless there is too little of it."""
+    degraded: list[Degraded]
+    """What was given up because there is too little; empty: nothing."""
 
 
 class ErrorOut(msgspec.Struct, frozen=True):
@@ -164,6 +176,11 @@ class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
     user_message_id: str
     message_id: str
     model: str
+    """The model that was asked for."""
+    served_model: str
+    """The one that answers."""
+    degraded: list[Degraded]
+    """What was given up because there was too little when the message came; empty: nothing."""
     tier: str
     status: RunStatus
     queue_position: int | None
@@ -292,6 +309,8 @@ def accepted(run: Run, position: Queued | None, stream_url: StreamUrl) -> Accept
         stream_url=stream_url(run.id),
         status=run.status,
         queue_position=position.position if position else None,
+        served_model=run.model,
+        degraded=list(run.degraded),
     )
 
 
@@ -306,7 +325,9 @@ def response_out(run: Run, position: Queued | None, stream_url: StreamUrl) -> Re
         conversation_id=run.conversation_id,
         user_message_id=run.user_message_id,
         message_id=run.message_id,
-        model=run.model,
+        model=run.asked_model or run.model,
+        served_model=run.model,
+        degraded=list(run.degraded),
         tier=run.tier.value,
         status=run.status,
         queue_position=position.position if position else None,
