@@ -202,6 +202,10 @@ class ContextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """When what is not folded yet passes this share of the window, the oldest turns are folded into a summary."""
     fold_step_tokens: Annotated[int, msgspec.Meta(ge=256)] = 20_000
     """Most tokens that are folded, or left out of a prompt, in one step; at most a third of the window."""
+    summary_tokens: Annotated[int, msgspec.Meta(ge=64)] = 1500
+    """Longest summary, in tokens; at most an eighth of the window."""
+    fold_rest_s: Annotated[float, msgspec.Meta(ge=0)] = 600.0
+    """When a summary could not be made, the same turns are not tried again for so many seconds."""
     recall_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """Most tokens of old turns that are quoted for a new question; 0: none."""
 

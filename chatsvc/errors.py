@@ -146,6 +146,14 @@ class IdempotencyMismatch(ChatError):
     status = 409
 
 
+class SummaryChanged(ChatError):
+    """A summary has a newer version than the one that was read; ``extra['version']`` is its number."""
+
+    code = "summary_changed"
+    title = "The summary was changed meanwhile"
+    status = 409
+
+
 class NothingLeft(ChatError):
     """The user has all they may have; ``allowance``, a ``limits.Allowance``, is how much that is."""
 

@@ -1,6 +1,6 @@
 """Opaque ids: a prefix that names the kind, then a UUIDv7 in hexadecimal (RFC 9562 §5.7).
 
-    conv_0199c1…   msg_0199c1…   resp_<region>_0199c1…
+    conv_0199c1…   msg_0199c1…   resp_<region>_0199c1…   sum_0199c1…   fold_0199c1…
 
 UUIDv7 starts with the time in milliseconds, so ids made later sort later and B-tree inserts stay local. Nothing
 but the region in a response id is ever read back out of an id.
@@ -41,6 +41,16 @@ def new_message_id() -> str:
 def new_response_id(region: str) -> str:
     """``resp_``, the region that runs the reply, and a UUIDv7."""
     return f"resp_{region}_{uuid7_hex()}"
+
+
+def new_summary_id() -> str:
+    """``sum_`` and a UUIDv7."""
+    return f"sum_{uuid7_hex()}"
+
+
+def new_fold_id() -> str:
+    """``fold_`` and a UUIDv7: the run that writes a summary. No route takes it."""
+    return f"fold_{uuid7_hex()}"
 
 
 def region_of(response_id: str) -> str | None:

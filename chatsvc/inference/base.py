@@ -50,6 +50,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of a reply when a request names none: about 3,000 English words, more than chat models write in one
     go."""
 
+    @property
+    def most(self) -> int:
+        """Most tokens of prompt and output of one sequence: the window, or the KV cache where that holds less."""
+        return self.window if self.kv_tokens is None else min(self.window, self.kv_tokens)
+
 
 def room(prompt: Prompt, sampling: Sampling, limits: EngineLimits) -> int:
     """How many tokens may be generated: ``max_tokens``, or what the window leaves. At least 1.
@@ -57,7 +62,7 @@ def room(prompt: Prompt, sampling: Sampling, limits: EngineLimits) -> int:
     Raises ``MessageTooLong`` with the numbers when the prompt leaves no room in the window or in the KV cache: such a
     prompt could wait in the engine for ever.
     """
-    most = limits.window if limits.kv_tokens is None else min(limits.window, limits.kv_tokens)
+    most = limits.most
     if prompt.tokens >= most:
         raise MessageTooLong(
             f"The prompt has {prompt.tokens} tokens; the model takes at most {most} together with its reply.",

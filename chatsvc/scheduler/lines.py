@@ -12,7 +12,7 @@ from typing import Final
 from chatsvc.clock import Clock
 from chatsvc.inference.base import Engine
 from chatsvc.limits import ServiceCost, TierName
-from chatsvc.run import WaitingRun
+from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.pace import Pace
@@ -20,6 +20,10 @@ from chatsvc.scheduler.standing import Standing
 
 _REPORT_TOKENS: Final = 16
 """Tokens of a reply are accounted for in steps of so many: as often as they are written to the log at most."""
+
+_BACKGROUND: Final = "\n"
+"""Behind a user's name: the line of what is done for that user in the background. No name has a line break, and what
+nobody waits for must neither go before the user's next message nor put it behind others' by what it cost."""
 
 
 class Meter:
@@ -75,7 +79,7 @@ class _Line:
         room = max(1, window - run.prompt_tokens)
         return Demand(
             run_id=run.id,
-            user_id=run.user_id,
+            user_id=run.user_id if run.kind is RunKind.REPLY else f"{run.user_id}{_BACKGROUND}",
             tier=run.tier,
             prompt_tokens=run.prompt_tokens,
             max_tokens=min(room, self._engine.limits.reply_tokens if run.max_tokens is None else run.max_tokens),
