@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -22,12 +24,19 @@ class ServerFailed(Exception):
     """The server did not become ready, or did not go away. Carries the end of its log."""
 
 
+# Below what the kernel gives to outgoing connections (from 32768): one of those might sit on the port of a server that
+# was killed and is to come back. Sessions at the same time begin at different places, and no port is given out twice.
+_PORTS = range(12_000, 32_000)
+_places = itertools.count(os.getpid() * 977)
+
+
 def free_port() -> int:
-    """A TCP port on the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port on the loopback that nobody listens on now, and that no other caller gets."""
+    while True:
+        port = _PORTS[next(_places) % len(_PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class ServerProcess:
