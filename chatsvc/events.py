@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from chatsvc.limits import TierName, Usage
+from chatsvc.prompt import PromptParts
 
 MAX_SEQ: Final = 2**53 - 1
 """Cursors beyond this are treated as being from the future; the page's JavaScript counts exactly up to here."""
@@ -55,15 +56,20 @@ class Start(Event, frozen=True, kw_only=True):
 
 
 class Context(Event, frozen=True, kw_only=True):
-    """How the prompt was made, in tokens."""
+    """What the prompt was made of, in tokens."""
 
     name = "context"
     condensed: bool
+    """A summary stands for the messages up to and including ``summary_through``."""
     summary_through: str | None
     retrieved: tuple[str, ...]
+    """Messages that were quoted for this question."""
     prompt_tokens: int
     cached_tokens: int | None
     window: int
+    left_out: int = 0
+    """Turns that the model was not shown, not even in a summary."""
+    parts: PromptParts = PromptParts()
 
 
 class Delta(Event, frozen=True, kw_only=True, gc=False):

@@ -1,12 +1,26 @@
-"""The token budget of one prompt: how much of the window is the reply's, and whether the prompt leaves it free.
+"""The token budget of one prompt. Pure: counts in, counts out.
 
-window = prompt + reply
-reply reserve = what the request asks for, or min(4,096, window / 4)
+    window = system + history + reply
+    history = summary + pinned + verbatim + recalled + question
+
+    reply      what the request asks for, or min(4,096, window / 4)
+    summary    at most a quarter of the history
+    pinned     at most a quarter
+    recalled   at most a quarter, and no more than is configured
+    question   whatever it needs: what is larger than all of the history is refused
+    verbatim   the rest
+
+What does not fit verbatim is left out from its old end, in whole turns and in large steps: the places of the steps
+depend on the turns before them only, so from turn to turn a prompt begins as the one before, but for the few turns at
+which a step is taken (L11).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+import msgspec
 
 from chatsvc.errors import MessageTooLong
 
@@ -14,11 +28,130 @@ DEFAULT_REPLY_TOKENS: Final = 4096
 """Reply length when the request names none, and the model nothing shorter."""
 RESERVE_SHARE: Final = 4
 """A quarter of a small window is kept for the reply, so that the last turn that still fits can be answered usefully."""
+PART_SHARE: Final = 4
+"""No part beside the question and what is verbatim takes more than this fraction of the history."""
+STEP_SHARE: Final = 3
+"""Of the window: turns that are left out, or folded, in one step take no more."""
+SYSTEM_SHARE: Final = 2
+"""Of the window: a system prompt takes no more."""
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens each part of a prompt may have; template tokens count."""
+
+    window: int
+    reply: int
+    system: int
+    """Tokens that the system message has."""
+    history: int
+    """For all but the system message and the reply."""
+    allowed: int
+    """Most tokens of the whole prompt: less than the window leaves when history is to be kept short."""
+    summary: int
+    pinned: int
+    recalled: int
+    step: int
+    """Verbatim turns are left out in steps of so many tokens."""
+
+    def verbatim(self, *, summary: int = 0, pinned: int = 0, recalled: int = 0, question: int = 0) -> int:
+        """What is left for verbatim turns beside parts of these sizes; 0 when nothing is."""
+        return max(0, self.allowed - self.system - summary - pinned - recalled - question)
 
 
 def reply_reserve(window: int, requested: int | None) -> int:
     """Tokens of the window that the prompt must leave free."""
     return requested if requested is not None else min(DEFAULT_REPLY_TOKENS, window // RESERVE_SHARE)
+
+
+def split(
+    *,
+    window: int,
+    system_tokens: int,
+    requested: int | None,
+    recall_tokens: int,
+    step_tokens: int,
+    history_share: float = 1.0,
+) -> Budget:
+    """The budget of a prompt. ``requested`` is the reply's length where the request names one.
+
+    ``history_share``, 0-1, is how much of the history's part may be used. The question alone may need more.
+    """
+    reply = max(1, reply_reserve(window, requested))
+    history = max(0, window - system_tokens - reply)
+    usable = int(history * history_share)
+    part = usable // PART_SHARE
+    # Neither what this request asks for nor how busy the service is moves the places of the steps.
+    usual = (window - system_tokens - reply_reserve(window, None)) // 2
+    return Budget(
+        window=window,
+        reply=reply,
+        system=system_tokens,
+        history=history,
+        allowed=system_tokens + usable,
+        summary=part,
+        pinned=part,
+        recalled=min(recall_tokens, part),
+        step=max(1, min(step_tokens, window // STEP_SHARE, usual)),
+    )
+
+
+def check_question(budget: Budget, question_tokens: int) -> None:
+    """Raises ``MessageTooLong`` with the numbers when one message is more than all of the history may be."""
+    if question_tokens <= budget.history:
+        return
+    beside = f" and a system prompt of {budget.system}" if budget.system else ""
+    raise MessageTooLong(
+        f"The message has {question_tokens} tokens; at most {budget.history} fit beside a reply of {budget.reply}"
+        f"{beside} into the {budget.window} tokens of this model's context window. Shorten the message, or ask for"
+        " fewer max_tokens.",
+        field="content",
+        message_tokens=question_tokens,
+        prompt_tokens=budget.system + question_tokens,
+        reply_tokens=budget.reply,
+        window=budget.window,
+        limit=budget.history,
+    )
+
+
+def cuts(sizes: Sequence[int], step: int) -> list[int]:
+    """Where history may begin, as numbers of turns left out: 0 first, rising, all of them last.
+
+    ``sizes`` are the turns' tokens, oldest first. A step takes at least one turn, and no more than ``step`` tokens
+    unless that one has more. Behind the last full step every turn is a place. Turns that are added change nothing about
+    the steps before them.
+    """
+    places = [0]
+    taken = 0
+    for number, size in enumerate(sizes):
+        if number > places[-1] and taken + size > step:
+            places.append(number)
+            taken = 0
+        taken += size
+    return [*places, *range(places[-1] + 1, len(sizes) + 1)]
+
+
+def first_fit(sizes: Sequence[int], places: Sequence[int], room: int) -> int:
+    """The index of the first of ``places`` at which what follows has at most ``room`` tokens; the last one fits."""
+    left = sum(sizes)
+    number = 0
+    for index, place in enumerate(places):
+        left -= sum(sizes[number:place])
+        number = place
+        if left <= room:
+            return index
+    return len(places) - 1
+
+
+def clipped(text: str, tokens: int, most: int) -> str:
+    """A text of ``tokens`` tokens, shortened at a line's end so that it has about ``most`` of them or fewer.
+
+    Its beginning is kept. Whoever needs to be sure counts again; the same arguments give the same text.
+    """
+    if tokens <= most:
+        return text
+    kept = text[: len(text) * max(0, most) // tokens]
+    whole, line_end, _ = kept.rpartition("\n")
+    return whole if line_end and len(whole) > len(kept) // 2 else kept
 
 
 def reply_limit(*, prompt_tokens: int, window: int, requested: int | None, default: int = DEFAULT_REPLY_TOKENS) -> int:
@@ -31,7 +164,7 @@ def reply_limit(*, prompt_tokens: int, window: int, requested: int | None, defau
     room = window - prompt_tokens
     if room < max(reserve, 1):
         raise MessageTooLong(
-            f"The conversation takes {prompt_tokens} tokens and the reply needs {reserve}, together more than the "
+            f"The prompt takes {prompt_tokens} tokens and the reply needs {reserve}, together more than the "
             f"{window} tokens of this model's context window. Shorten the message, ask for fewer max_tokens, or start "
             "a new conversation.",
             field="content",

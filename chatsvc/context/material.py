@@ -42,13 +42,19 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages for the chat template, and which of them are what."""
+    """The messages for the chat template, part by part in their order."""
 
-    messages: tuple[ChatMessage, ...]
-    system: str
-    """The system prompt as it stands in the first message, empty for none; likewise the parts below."""
+    system: tuple[ChatMessage, ...]
+    summary: tuple[ChatMessage, ...]
+    pinned: tuple[ChatMessage, ...]
+    verbatim: tuple[ChatMessage, ...]
+    question: tuple[ChatMessage, ...]
+    """The newest user message with what was recalled for it, and the reply that is gone on with, if any."""
     memory: str
-    summary: str
-    pinned: str
+    """The part of the system message that is memory, and of the question that was recalled; empty for none."""
     recalled: str
-    question: str
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """All of them."""
+        return (*self.system, *self.summary, *self.pinned, *self.verbatim, *self.question)

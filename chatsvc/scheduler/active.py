@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
-from chatsvc.prompt import Prompt
 from chatsvc.run import Run
 from chatsvc.scheduler.lines import Meter
+from chatsvc.scheduler.prompts import Prepared
 
 
 class Interrupt(Enum):
@@ -29,15 +29,15 @@ class Interrupt(Enum):
 class ActiveRun:
     """One run in this process, from its claim to its end."""
 
-    def __init__(self, run: Run, meter: Meter, prompt: Prompt | None = None) -> None:
+    def __init__(self, run: Run, meter: Meter, prepared: Prepared | None = None) -> None:
         self.run = run
         self.meter = meter
         self.complete = False
         """It came to its own end."""
         self.queued_again = False
         """Nothing of it was shown, and it waits again."""
-        self.prompt = prompt
-        """What the run is to answer, where it was rendered already when it was submitted."""
+        self.prepared = prepared
+        """What the run is to answer, where that was put together already when it was submitted."""
         self.why: Interrupt | None = None
         self.ended = asyncio.Event()
         self.settling = False

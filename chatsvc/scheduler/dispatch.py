@@ -15,10 +15,10 @@ import structlog
 
 from chatsvc.errors import StoreUnavailable
 from chatsvc.inference.base import Engine
-from chatsvc.prompt import Prompt
 from chatsvc.run import Run, WaitingRun, waiting
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.lines import Lines, Meter
+from chatsvc.scheduler.prompts import Prepared
 from chatsvc.scheduler.runner import Runner
 from chatsvc.store import Store
 
@@ -36,11 +36,11 @@ class Place:
     def __init__(self, owner: str | None) -> None:
         self.owner = owner
         self.taken: Run | None = None
-        self.prompt: Prompt | None = None
+        self.prepared: Prepared | None = None
 
-    def take(self, run: Run, prompt: Prompt | None) -> None:
+    def take(self, run: Run, prepared: Prepared | None) -> None:
         """The run was written as ours: it begins when the place is left."""
-        self.taken, self.prompt = run, prompt
+        self.taken, self.prepared = run, prepared
 
 
 class Dispatcher:
@@ -95,7 +95,7 @@ class Dispatcher:
         finally:
             interrupted = self._claiming.pop(run.id, None)
             if place.taken is not None:
-                self._start(place.taken, meter, interrupted, place.prompt)
+                self._start(place.taken, meter, interrupted, place.prepared)
             else:
                 meter.refund()
                 self._work.set()
@@ -222,11 +222,11 @@ class Dispatcher:
         if not self._active and not self._claiming:
             self._idle.set()
 
-    def _start(self, run: Run, meter: Meter, interrupted: Interrupt | None, prompt: Prompt | None = None) -> None:
+    def _start(self, run: Run, meter: Meter, interrupted: Interrupt | None, prepared: Prepared | None = None) -> None:
         if run.id in self._active:
             _log.error("run was claimed twice by one worker", run_id=run.id, attempt=run.attempt)
             self._active[run.id].interrupt(Interrupt.LOST)
-        active = ActiveRun(run, meter, prompt)
+        active = ActiveRun(run, meter, prepared)
         # Claimed while the shutdown began: given back at once.
         if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
             active.interrupt(why)

@@ -15,22 +15,22 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 import structlog
 
 from chatsvc.clock import Clock
-from chatsvc.context.assemble import assemble
-from chatsvc.context.budget import reply_limit
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName, Usage
-from chatsvc.prompt import Prompt, Sampling
+from chatsvc.prompt import ContextReport, Sampling
 from chatsvc.run import Outcome, Run, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.ending import terminal_event_for
 from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.patience import patiently
+from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter, ReplyWriter
@@ -50,6 +50,7 @@ class _Progress:
         self.usage = Usage()
         self.finish_reason: str | None = None
         self.failure: ChatError | None = None
+        self.context: ContextReport | None = None
         self.kept = ""
         """Text of the reply that is gone on with. Not shown before the first token, so that a run that has not
         generated any can still be queued again."""
@@ -70,6 +71,7 @@ class Runner:
         store: Store,
         writer: LogWriter,
         engines: Mapping[str, Engine],
+        prompts: Prompts,
         checkpoints: Checkpointer,
         forgetter: LogForgetter,
         clock: Clock,
@@ -78,6 +80,7 @@ class Runner:
         self._store = store
         self._writer = writer
         self._engines = engines
+        self._prompts = prompts
         self._checkpoints = checkpoints
         self._forgetter = forgetter
         self._clock = clock
@@ -156,15 +159,11 @@ class Runner:
             reply.event(
                 Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=self._clock.now())
             )
-        prompt = active.prompt or await self._prompt(run, engine, progress)
-        window = engine.limits.window
+        prepared = active.prepared or await self._prepared(run, progress)
+        prompt, report = prepared.prompt, prepared.report
+        progress.context = report
         sampling = Sampling(
-            max_tokens=reply_limit(
-                prompt_tokens=prompt.tokens,
-                window=window,
-                requested=run.max_tokens,
-                default=engine.limits.reply_tokens,
-            ),
+            max_tokens=prepared.reply_limit,
             temperature=engine.limits.temperature if run.temperature is None else run.temperature,
         )
         progress.usage = Usage(prompt_tokens=prompt.tokens)
@@ -182,7 +181,8 @@ class Runner:
                 if first:
                     first = False
                     active.meter.started(progress.usage.prompt_tokens, progress.usage.cached_tokens)
-                    reply.event(_context_event(progress.usage, chunk.cached_tokens, window))
+                    progress.context = report = msgspec.structs.replace(report, cached_tokens=chunk.cached_tokens)
+                    reply.event(_context_event(report, progress.usage))
                     progress.show_kept(reply)
                 active.meter.delivered(chunk.output_tokens)
                 if chunk.text:
@@ -192,16 +192,25 @@ class Runner:
                 if reply.fenced:
                     return
 
-    async def _prompt(self, run: Run, engine: Engine, progress: _Progress) -> Prompt:
+    async def _prepared(self, run: Run, progress: _Progress) -> Prepared:
         """What the run is to answer. A reply that goes on with another one's text begins with it."""
         leaf = run.continues_message_id or run.user_message_id
-        conversation, branch = await patiently(
-            lambda: self._store.conversations.turn(run.user_id, run.conversation_id, leaf)
+        conversation, view = await patiently(
+            lambda: self._store.conversations.view(run.user_id, run.conversation_id, leaf)
         )
         if run.continues_message_id is not None:
-            progress.kept = branch[-1].content
-            branch = branch if progress.kept else branch[:-1]
-        return await engine.render(assemble(conversation.system_prompt, branch))
+            progress.kept = view.verbatim[-1].content
+            if not progress.kept:
+                view = msgspec.structs.replace(view, verbatim=view.verbatim[:-1])
+        return await self._prompts.prepare(
+            Wanted(
+                model=run.model,
+                conversation=conversation,
+                view=view,
+                leaf_id=run.user_message_id,
+                max_tokens=run.max_tokens,
+            )
+        )
 
     async def _end(self, active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> None:
         run = active.run
@@ -218,7 +227,7 @@ class Runner:
             progress.kept = await patiently(lambda: self._store.runs.kept_text(run))
         progress.show_kept(reply)
         outcome = _outcome(active, reply, progress)
-        won = await patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
+        won = await patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome, progress.context))
         if not won:
             _log.info("run had been ended elsewhere")
             reply.discard()
@@ -238,14 +247,17 @@ class Runner:
         )
 
 
-def _context_event(usage: Usage, cached_tokens: int | None, window: int) -> Context:
+def _context_event(report: ContextReport, usage: Usage) -> Context:
+    summary = report.summary
     return Context(
-        condensed=False,
-        summary_through=None,
-        retrieved=(),
+        condensed=report.condensed,
+        summary_through=summary.through_message_id if summary else None,
+        retrieved=tuple(message_id for turn in report.recalled for message_id in turn.message_ids),
         prompt_tokens=usage.prompt_tokens,
-        cached_tokens=cached_tokens,
-        window=window,
+        cached_tokens=report.cached_tokens,
+        window=report.window,
+        left_out=report.left_out,
+        parts=report.parts,
     )
 
 

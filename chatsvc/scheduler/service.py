@@ -28,6 +28,7 @@ from chatsvc.scheduler.lease import LeaseKeeper
 from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.orphans import Orphans
 from chatsvc.scheduler.positions import Positions, Teller, Watch
+from chatsvc.scheduler.prompts import Prompts
 from chatsvc.scheduler.runner import Runner
 from chatsvc.scheduler.submit import NewAnswer, NewMessage, Submitter
 from chatsvc.store import Signal, Store, Submitted
@@ -74,10 +75,12 @@ class Scheduler:
         self.positions = Positions(store, lines)
         self._forgetter = LogForgetter(log, store.deleted_runs)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
+        self.prompts = Prompts(engines, config.context)
         self._runner = Runner(
             store=store,
             writer=writer,
             engines=engines,
+            prompts=self.prompts,
             checkpoints=self._checkpoints,
             forgetter=self._forgetter,
             clock=clock,
@@ -114,6 +117,7 @@ class Scheduler:
             # A reply that nobody could watch is not begun; those that run go on without Redis.
             check_log=log.ping,
             dispatcher=self.dispatcher,
+            prompts=self.prompts,
             cost=config.service,
         )
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from chatsvc.context.assemble import assemble
-from chatsvc.context.budget import reply_limit
-from chatsvc.conversation import Message
+from chatsvc.conversation import BranchView, Message
 from chatsvc.errors import (
     CannotContinue,
     ConversationBusy,
@@ -30,10 +28,10 @@ from chatsvc.events import clean_text
 from chatsvc.ids import new_message_id, new_response_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Principal, ServiceCost, Tier, TierName
-from chatsvc.prompt import ChatMessage, Prompt
 from chatsvc.run import RunStatus, WaitingRun, waiting
-from chatsvc.scheduler.admission import CHARS_PER_TOKEN, EXPECTED_OUTPUT, expected_cost
+from chatsvc.scheduler.admission import EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
+from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
@@ -88,11 +86,13 @@ class Submitter:
         is_ready: Callable[[str], bool],
         check_log: Callable[[], Awaitable[None]],
         dispatcher: Dispatcher,
+        prompts: Prompts,
         cost: ServiceCost,
     ) -> None:
         self._cost = cost
         self._check_log = check_log
         self._dispatcher = dispatcher
+        self._prompts = prompts
         self._store = store
         self._engines = engines
         self._models = models
@@ -128,21 +128,28 @@ class Submitter:
         conversation = ground.conversation
         if conversation is None:
             raise NotFound("There is no such conversation.")
-        if new.parent_id not in {None, msgspec.UNSET} and not ground.branch:
+        view = ground.view
+        if new.parent_id not in {None, msgspec.UNSET} and view is None:
             raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
-        if ground.branch:
-            await self._refuse_running(principal, ground.branch[-1])
+        if view is not None:
+            await self._refuse_running(principal, view.leaf)
         model = self._checked_model(new.model or conversation.model)
-        prompt, size, charge = await self._fitting_prompt(
-            model, assemble(conversation.system_prompt, ground.branch, content), new.max_tokens
+        wanted = Wanted(
+            model=model,
+            conversation=conversation,
+            view=view.branch if view else BranchView(summary=None, pinned=(), verbatim=()),
+            leaf_id=view.leaf.id if view else None,
+            question=content,
+            max_tokens=new.max_tokens,
         )
+        prepared, size, charge = await self._fitting_prompt(wanted)
         wish = self._wish(principal, model, size, new.max_tokens)
         with self._dispatcher.place(wish) as place:
             submitted = await self._store.runs.submit(
                 Submission(
                     principal=principal,
                     conversation_id=conversation_id,
-                    parent_id=ground.branch[-1].id if ground.branch else None,
+                    parent_id=view.leaf.id if view else None,
                     content=content,
                     title=None if conversation.title else title_from(content),
                     client_msg_id=new.client_msg_id,
@@ -160,9 +167,10 @@ class Submitter:
                     user_tokens=await self._tokens(model, content),
                     at_head=new.parent_id is msgspec.UNSET,
                     owner=place.owner,
+                    context=prepared.report if prepared and place.owner else None,
                 )
             )
-            self._begin(submitted, place, prompt)
+            self._begin(submitted, place, prepared)
         return submitted
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
@@ -176,15 +184,19 @@ class Submitter:
             return replay
         await self._check_log()
         message = await self._store.conversations.owner_of_message(principal.user_id, user_message_id)
-        conversation, branch = await self._store.conversations.turn(
+        conversation, view = await self._store.conversations.view(
             principal.user_id, message.conversation_id, user_message_id
         )
         model = self._checked_model(new.model or conversation.model)
-        if new.continues is not None:
-            branch = (*branch, _continuable(new.continues))
-        prompt, size, charge = await self._fitting_prompt(
-            model, assemble(conversation.system_prompt, branch), new.max_tokens
+        wanted = Wanted(
+            model=model,
+            conversation=conversation,
+            view=view,
+            leaf_id=user_message_id,
+            continued=_continuable(new.continues) if new.continues is not None else None,
+            max_tokens=new.max_tokens,
         )
+        prepared, size, charge = await self._fitting_prompt(wanted)
         wish = self._wish(principal, model, size, new.max_tokens)
         with self._dispatcher.place(wish) as place:
             submitted = await self._store.runs.regenerate(
@@ -204,10 +216,11 @@ class Submitter:
                     response_id=wish.id,
                     continues_message_id=new.continues.id if new.continues else None,
                     owner=place.owner,
+                    context=prepared.report if prepared and place.owner else None,
                 )
             )
             # The text that is gone on with may have grown since it was read: the runner reads it again.
-            self._begin(submitted, place, prompt if new.continues is None else None)
+            self._begin(submitted, place, prepared if new.continues is None else None)
         return submitted
 
     async def _refuse_running(self, principal: Principal, parent: Message) -> None:
@@ -234,12 +247,12 @@ class Submitter:
             max_tokens=max_tokens,
         )
 
-    def _begin(self, submitted: Submitted, place: Place, prompt: Prompt | None) -> None:
+    def _begin(self, submitted: Submitted, place: Place, prepared: Prepared | None) -> None:
         run = submitted.run
         if not submitted.created:
             return
         if place.owner is not None:
-            place.take(run, prompt)
+            place.take(run, prepared)
         else:
             self._dispatcher.offer(waiting(run))
 
@@ -269,25 +282,19 @@ class Submitter:
             raise EngineUnavailable(f"The model {model!r} is not ready. Try again shortly.", retry_after=5)
         return model
 
-    async def _fitting_prompt(
-        self, model: str, messages: Sequence[ChatMessage], max_tokens: int | None
-    ) -> tuple[Prompt | None, int, float]:
-        """The prompt, if it fits by the model's own count; its tokens; and what the reply is expected to cost.
+    async def _fitting_prompt(self, wanted: Wanted) -> tuple[Prepared | None, int, float]:
+        """The prompt, by the model's own count; its tokens; and what the reply is expected to cost.
 
         No prompt where the model is not: there the size is a guess, and the worker's count decides. Raises
         ``MessageTooLong``.
         """
-        engine = self._engines.get(model)
-        if engine is None:
-            guess = sum(len(message.content) for message in messages) // CHARS_PER_TOKEN
-            limit = EXPECTED_OUTPUT if max_tokens is None else max_tokens
+        if wanted.model not in self._engines:
+            guess = self._prompts.guess(wanted)
+            limit = EXPECTED_OUTPUT if wanted.max_tokens is None else wanted.max_tokens
             return None, guess, expected_cost(self._cost, prompt_tokens=guess, reply_limit=limit)
-        prompt = await engine.render(messages)
-        limits = engine.limits
-        limit = reply_limit(
-            prompt_tokens=prompt.tokens, window=limits.window, requested=max_tokens, default=limits.reply_tokens
-        )
-        return prompt, prompt.tokens, expected_cost(self._cost, prompt_tokens=prompt.tokens, reply_limit=limit)
+        prepared = await self._prompts.prepare(wanted)
+        tokens = prepared.prompt.tokens
+        return prepared, tokens, expected_cost(self._cost, prompt_tokens=tokens, reply_limit=prepared.reply_limit)
 
     async def _tokens(self, model: str, content: str) -> int | None:
         """The message's tokens, without template."""

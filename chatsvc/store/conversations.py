@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from chatsvc.conversation import Branch, Conversation, Message
+from chatsvc.conversation import Branch, BranchView, Conversation, Message
 from chatsvc.errors import InvalidCursor, NotFound, UnknownParent
 from chatsvc.events import clean_text
 from chatsvc.limits import Principal
@@ -30,6 +30,7 @@ from chatsvc.store.records import (
 )
 from chatsvc.store.signals import NOTIFY
 from chatsvc.store.users import TOUCH
+from chatsvc.store.views import VIEW, view_of
 
 _CREATE: Final = statement("""
     INSERT INTO conversations AS c (id, user_id, title, system_prompt, model, temporary)
@@ -79,6 +80,9 @@ _CAN_LEAD: Final = """
 _IN_CONVERSATION: Final = "SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s"
 _OWN_MESSAGE: Final = statement("""
     SELECT {message:m} FROM messages m WHERE m.id = %(id)s AND m.user_id = %(user_id)s
+""")
+_PIN: Final = statement("""
+    UPDATE messages m SET pinned = %(pinned)s WHERE m.id = %(id)s AND m.user_id = %(user_id)s RETURNING {message:m}
 """)
 _UPDATE: Final = statement("""
     UPDATE conversations c SET
@@ -202,7 +206,7 @@ class Conversations:
         return Page(found[:limit], encode_cursor(found[limit].id) if len(found) > limit else None)
 
     async def turn(self, user_id: str, conversation_id: str, leaf: str) -> tuple[Conversation, Branch]:
-        """The conversation and the path from its root to ``leaf``, in one round trip.
+        """The conversation and the whole path from its root to ``leaf``, in one round trip.
 
         Raises ``NotFound`` for an unknown conversation, and for a leaf that is not in it.
         """
@@ -212,6 +216,30 @@ class Conversations:
         if not branch:
             raise NotFound(_NO_MESSAGE)
         return conversation, branch_of(branch)
+
+    async def view(
+        self, user_id: str, conversation_id: str, leaf: str, *, leaf_may_be_folded: bool = False
+    ) -> tuple[Conversation, BranchView]:
+        """The conversation and the branch that ends in ``leaf``, as far as it is not folded, in one round trip.
+
+        A leaf that is to be answered, or gone on with, is not folded itself. Raises ``NotFound`` as ``turn`` does.
+        """
+        params = {"user_id": user_id, "id": conversation_id, "at_head": False, "leaf": leaf}
+        rows, branch = await self._db.batch(
+            (GET_CONVERSATION, params), (VIEW, params | {"leaf_may_be_folded": leaf_may_be_folded})
+        )
+        conversation = _conversation(rows)
+        found = view_of(branch)
+        if found is None:
+            raise NotFound(_NO_MESSAGE)
+        return conversation, found.branch
+
+    async def pin(self, user_id: str, message_id: str, *, pinned: bool) -> Message:
+        """Pin a message, or let it go. It is no activity. Raises ``NotFound``."""
+        rows = await self._db.query(_PIN, {"user_id": user_id, "id": message_id, "pinned": pinned})
+        if not rows:
+            raise NotFound(_NO_MESSAGE)
+        return message_of(rows[0])
 
     async def update(self, user_id: str, conversation_id: str, patch: ConversationPatch) -> Conversation:
         """Change what the patch sets. It is no activity: ``updated_at`` stays.

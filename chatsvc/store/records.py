@@ -17,7 +17,8 @@ from msgspec import UNSET, UnsetType
 from chatsvc.conversation import BranchView, Conversation, Message, Summary
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
-from chatsvc.limits import Allowance, Principal, Tier, Usage
+from chatsvc.limits import Allowance, Principal, Tier, TierName, Usage
+from chatsvc.prompt import ContextReport
 from chatsvc.run import Run, WaitingRun
 
 T = TypeVar("T")
@@ -74,6 +75,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The parent was chosen because it was the head: it has to be so still."""
     owner: str | None = None
     """The worker that has a place for the run: it is claimed as it is written."""
+    context: ContextReport | None = None
+    """What its prompt is made of, where that is known."""
 
 
 class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +98,23 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     continues_message_id: str | None = None
     """A sibling whose text the new answer begins with."""
     owner: str | None = None
-    """As in ``Submission``."""
+    context: ContextReport | None = None
+    """Both as in ``Submission``."""
+
+
+class NewFold(msgspec.Struct, frozen=True, kw_only=True):
+    """A fold to be queued: the summary of the branch through ``through_message_id``, going on from ``base_id``."""
+
+    id: str
+    user_id: str
+    conversation_id: str
+    through_message_id: str
+    base_id: str | None
+    model: str
+    tier: TierName
+    prompt_tokens: int
+    """What the summariser is to read, about."""
+    max_tokens: int
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -205,6 +224,11 @@ def run_of(row: dict[str, Any]) -> Run:
     usage = Usage(**{name: row[name] for name in _USAGE})
     texts = {name: row[name] or "" for name in ("user_message_id", "message_id", "client_msg_id")}
     return msgspec.convert(row | texts | {"usage": usage}, Run)
+
+
+def json_of(record: msgspec.Struct | None) -> str | None:
+    """The record as the text of a ``jsonb`` column."""
+    return None if record is None else msgspec.json.encode(record).decode()
 
 
 def encode_cursor(*parts: str | datetime) -> str:

@@ -6,8 +6,10 @@ that it is done for the winner of a race only. Locks are had in the order run, m
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from chatsvc.events import clean_text
+from chatsvc.run import Outcome
 from chatsvc.store.allowances import LEDGER
 from chatsvc.store.records import statement
 from chatsvc.store.signals import NOTIFY_QUEUED
@@ -38,6 +40,8 @@ UNSERVED: Final = statement("""
         )
     ORDER BY r.created_at, r.id LIMIT 100
 """)
+
+CONTEXT: Final = "SELECT context FROM runs WHERE id = %(id)s AND user_id = %(user_id)s AND kind = 'reply'"
 
 NOT_ENDED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status IN ('queued', 'streaming')"
 
@@ -120,6 +124,7 @@ _END: Final = """
 # The second EXISTS: this very end was written before, and the answer to that was lost.
 FINISH: Final = statement(
     _END,
+    ", context = coalesce(%(context)s::jsonb, r.context)",
     "WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming'",
     _ENDED,
     """
@@ -224,3 +229,19 @@ TAKE_OVER: Final = statement("""
     UPDATE runs r SET owner = %(id)s, attempt = r.attempt + 1 FROM lost WHERE r.id = lost.id
     RETURNING {run:r}
 """)
+
+
+def end_params(run_id: str, outcome: Outcome) -> dict[str, Any]:
+    """How a run ended, as ``FINISH`` and ``FINISH_QUEUED`` take it; what tokens cost comes beside it."""
+    return {
+        "id": run_id,
+        "status": outcome.status,
+        "text": clean_text(outcome.text),
+        "last_seq": outcome.last_seq,
+        "finish_reason": outcome.finish_reason,
+        "error_code": outcome.error_code,
+        "error_message": None if outcome.error_message is None else clean_text(outcome.error_message),
+        "prompt_tokens": outcome.usage.prompt_tokens,
+        "cached_tokens": outcome.usage.cached_tokens,
+        "output_tokens": outcome.usage.output_tokens,
+    }

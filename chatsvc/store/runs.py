@@ -16,10 +16,11 @@ from msgspec import UNSET, UnsetType
 from chatsvc.errors import NotFound
 from chatsvc.events import clean_text
 from chatsvc.limits import ServiceCost
+from chatsvc.prompt import ContextReport
 from chatsvc.run import Checkpoint, Outcome, Run
 from chatsvc.store import run_statements as sql
 from chatsvc.store import submit
-from chatsvc.store.conversations import GET_CONVERSATION, TURN, branch_of
+from chatsvc.store.conversations import GET_CONVERSATION
 from chatsvc.store.pool import Database
 from chatsvc.store.records import (
     Ground,
@@ -28,8 +29,10 @@ from chatsvc.store.records import (
     Submission,
     Submitted,
     conversation_of,
+    json_of,
     run_of,
 )
+from chatsvc.store.views import VIEW, view_of
 
 _NO_RESPONSE: Final = "There is no such response."
 
@@ -76,15 +79,14 @@ class Runs:
         """
         params = {"user_id": user_id, "id": conversation_id, "client_msg_id": clean_text(client_msg_id)}
         at_head = parent_id is UNSET
+        leaf = {"at_head": at_head, "leaf": None if at_head else parent_id, "leaf_may_be_folded": True}
         known, conversation, branch = await self._db.batch(
-            (submit.KNOWN, params),
-            (GET_CONVERSATION, params),
-            (TURN, params | {"at_head": at_head, "leaf": None if at_head else parent_id}),
+            (submit.KNOWN, params), (GET_CONVERSATION, params), (VIEW, params | leaf)
         )
         return Ground(
             known=submit.known(known, request_hash),
             conversation=conversation_of(conversation[0]) if conversation else None,
-            branch=branch_of(branch),
+            view=view_of(branch),
         )
 
     async def get(self, user_id: str, response_id: str) -> Run:
@@ -165,18 +167,27 @@ class Runs:
         }
         return {row["id"] for row in await self._db.query(sql.CHECKPOINT, params)}
 
-    async def finish(self, run_id: str, attempt: int, outcome: Outcome) -> bool:
+    async def context(self, user_id: str, response_id: str) -> ContextReport | None:
+        """What the reply's prompt was made of; None while that is not known. Raises ``NotFound``."""
+        rows = await self._db.query(sql.CONTEXT, {"user_id": user_id, "id": response_id})
+        if not rows:
+            raise NotFound(_NO_RESPONSE)
+        context = rows[0]["context"]
+        return None if context is None else msgspec.convert(context, ContextReport)
+
+    async def finish(self, run_id: str, attempt: int, outcome: Outcome, context: ContextReport | None = None) -> bool:
         """End a run that is streaming in this attempt (L5). False: it was not, and nothing was changed.
 
         Saying the same end again gives True again, so a caller that lost the answer may ask anew: only the holder of an
         attempt can have ended the run in it, since everybody else raises ``attempt`` in doing so.
         """
-        rows = await self._db.query(sql.FINISH, _end(run_id, outcome) | self._cost | {"attempt": attempt})
+        params = sql.end_params(run_id, outcome) | self._cost | {"attempt": attempt, "context": json_of(context)}
+        rows = await self._db.query(sql.FINISH, params)
         return bool(rows[0]["won"])
 
     async def finish_queued(self, run_id: str, outcome: Outcome) -> Run | None:
         """End a run that is still waiting; ``attempt`` one higher. None: it was not, and nothing was changed."""
-        rows = await self._db.query(sql.FINISH_QUEUED, _end(run_id, outcome) | self._cost)
+        rows = await self._db.query(sql.FINISH_QUEUED, sql.end_params(run_id, outcome) | self._cost)
         return run_of(rows[0]) if rows else None
 
     async def requeue(self, run_id: str, attempt: int, last_seq: int = 0) -> bool:
@@ -205,18 +216,3 @@ class Runs:
         if not rows:
             raise NotFound(_NO_RESPONSE)
         return run_of(rows[0])
-
-
-def _end(run_id: str, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "id": run_id,
-        "status": outcome.status,
-        "text": clean_text(outcome.text),
-        "last_seq": outcome.last_seq,
-        "finish_reason": outcome.finish_reason,
-        "error_code": outcome.error_code,
-        "error_message": None if outcome.error_message is None else clean_text(outcome.error_message),
-        "prompt_tokens": outcome.usage.prompt_tokens,
-        "cached_tokens": outcome.usage.cached_tokens,
-        "output_tokens": outcome.usage.output_tokens,
-    }

@@ -26,7 +26,7 @@ from chatsvc.limits import Tier
 from chatsvc.run import RunStatus
 from chatsvc.store.allowances import MAY, STANDING, allowance_of, refuse, tier_params
 from chatsvc.store.pool import Connection, Database, Row, fetch
-from chatsvc.store.records import Regeneration, Submission, Submitted, run_of, statement
+from chatsvc.store.records import Regeneration, Submission, Submitted, json_of, run_of, statement
 from chatsvc.store.signals import NOTIFY_QUEUED
 from chatsvc.store.users import TOUCH
 
@@ -88,11 +88,11 @@ _WRITE: Final = statement(
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
             continues_message_id, model, tier, status, attempt, owner, expected_prompt_tokens, max_tokens,
-            temperature, background, charged, created_at, started_at)
+            temperature, background, charged, context, created_at, started_at)
         SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
             %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, %(status)s,
             %(attempt)s, %(owner)s, %(expected_prompt_tokens)s, %(max_tokens)s, %(temperature)s, %(background)s,
-            %(charge)s, at, CASE WHEN %(owner)s::text IS NOT NULL THEN at END
+            %(charge)s, %(context)s::jsonb, at, CASE WHEN %(owner)s::text IS NOT NULL THEN at END
         FROM moment RETURNING {run:r}
     )
     SELECT run.*, standing.*, CASE run.status WHEN 'queued' THEN
@@ -212,6 +212,7 @@ def _params(request: Submission | Regeneration) -> dict[str, Any]:
         "message_id": request.message_id,
         "response_id": request.response_id,
         "owner": request.owner,
+        "context": json_of(request.context),
         "status": RunStatus.QUEUED if request.owner is None else RunStatus.STREAMING,
         "attempt": 0 if request.owner is None else 1,
     }

@@ -6,7 +6,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from chatsvc.store import allowances, conversations, submit
+from chatsvc.store import allowances, conversations, submit, views
 from chatsvc.store import run_statements as sql
 
 FILL = """
@@ -39,6 +39,7 @@ PARAMS = {
     "finish_reason": "stop", "error_code": None, "error_message": None, "prompt_tokens": 1, "cached_tokens": 0,
     "output_tokens": 1, "attempts": [0, 0], "seqs": [1, 1], "texts": ["", ""], "prompts": [0, 0], "cached": [0, 0],
     "outputs": [0, 0], "conversation_id": "conv_77", "parent_id": "msg_77", "user_message_id": "msg_77",
+    "leaf_may_be_folded": True, "context": None,
 }  # fmt: skip
 STATEMENTS = {
     "list": conversations._LIST,
@@ -47,6 +48,8 @@ STATEMENTS = {
     "tree": conversations._MESSAGES,
     "branch": conversations._BRANCH,
     "turn": conversations.TURN,
+    "view": views.VIEW,
+    "context of a reply": sql.CONTEXT,
     "own message": conversations._OWN_MESSAGE,
     "runs of a conversation": conversations._LOCK_RUNS,
     "sweep": conversations._SWEEP,

@@ -1,0 +1,386 @@
+"""From a branch to the prompt that an engine reads: the one place where it is made, for the door and for the runner.
+
+    branch ─▶ budget ─▶ what has to be left out? ─▶ recall ─▶ context.assemble ─▶ engine.render ─▶ fits? ─▶ report
+
+Sizes that were counted before are only a first guess. What decides is the rendered prompt, so nothing overflows,
+whatever the script or the tokenizer. The same branch gives the same prompt at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from chatsvc.config import ContextConfig
+from chatsvc.context.assemble import assemble, in_order, question_of
+from chatsvc.context.budget import Budget, check_question, clipped, cuts, first_fit, reply_limit, split
+from chatsvc.context.material import Assembled, Material, Recalled
+from chatsvc.context.turns import turns
+from chatsvc.conversation import Branch, BranchView, Conversation, Message, Role, Summary
+from chatsvc.inference.base import Engine
+from chatsvc.prompt import ChatMessage, ContextReport, Prompt, PromptParts, RecalledTurn, SummaryUsed
+from chatsvc.scheduler.admission import CHARS_PER_TOKEN
+
+_NEAR: Final = 1.3
+"""A guess that is further than this from fitting is believed without rendering it."""
+_PROBE: Final = (
+    ChatMessage(Role.USER, "x"),
+    ChatMessage(Role.ASSISTANT, "x"),
+    ChatMessage(Role.USER, "x"),
+)
+
+
+class Recall(Protocol):
+    """Finds old turns of a branch for a new question."""
+
+    async def recall(
+        self,
+        user_id: str,
+        conversation_id: str,
+        leaf_id: str,
+        through_id: str,
+        question: str,
+        *,
+        budget_tokens: int,
+        model: str,
+    ) -> tuple[Recalled, ...]:
+        """Turns of the branch that ends in ``leaf_id``, at or before ``through_id``; in time, or none. Never raises."""
+        ...
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be answered, and how."""
+
+    model: str
+    conversation: Conversation
+    view: BranchView
+    leaf_id: str | None
+    """The last stored message of the branch; None for a conversation's first message."""
+    question: str | None = None
+    """The user message, where it is not stored yet."""
+    continued: Message | None = None
+    """The reply to go on with, behind the branch's last message."""
+    max_tokens: int | None = None
+    """The longest reply, if the request names it."""
+    history_share: float = 1.0
+    """How much of the history's budget may be used, 0-1."""
+    memory: str | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that fits, and what is known of it."""
+
+    prompt: Prompt
+    reply_limit: int
+    """Most tokens of the reply."""
+    report: ContextReport
+
+
+class Prompts:
+    """See the module's docstring. ``engines`` are those of this process; ``recall`` None: nothing is recalled."""
+
+    def __init__(
+        self, engines: Mapping[str, Engine], config: ContextConfig | None = None, recall: Recall | None = None
+    ) -> None:
+        self._engines = engines
+        self._config = config or ContextConfig()
+        self._recall = recall
+        self._overheads: dict[str, int] = {}
+
+    async def prepare(self, wanted: Wanted) -> Prepared:
+        """The prompt of an engine of this process. Raises ``MessageTooLong``, ``EngineUnavailable``."""
+        return await _Making(self, self._engines[wanted.model], wanted).prepared()
+
+    @staticmethod
+    def guess(wanted: Wanted) -> int:
+        """About how many tokens the prompt has, where the engine is elsewhere."""
+        assembled = assemble(_material(wanted, wanted.view.verbatim))
+        return sum(len(message.content) for message in assembled.messages) // CHARS_PER_TOKEN
+
+    async def system_limit(self, model: str, system_prompt: str) -> tuple[int, int] | None:
+        """The tokens of a system prompt, and those of the model's window; None where the engine is elsewhere."""
+        engine = self._engines.get(model)
+        if engine is None:
+            return None
+        return len(await engine.encode(system_prompt)), _window(engine)
+
+    async def overhead(self, model: str, engine: Engine) -> int:
+        """Tokens that the chat template adds to a message."""
+        if model not in self._overheads:
+            three, one = await engine.render(_PROBE), await engine.render(_PROBE[:1])
+            letter = len(await engine.encode("x"))
+            self._overheads[model] = max(0, (three.tokens - one.tokens) // 2 - letter)
+        return self._overheads[model]
+
+    @property
+    def config(self) -> ContextConfig:
+        """``[context]``."""
+        return self._config
+
+    async def recalled(
+        self, user_id: str, wanted: Wanted, through_id: str, question: str, budget: int
+    ) -> Sequence[Recalled]:
+        """The turns to quote, the best first."""
+        if self._recall is None or budget <= 0 or wanted.leaf_id is None:
+            return ()
+        return await self._recall.recall(
+            user_id,
+            wanted.conversation.id,
+            wanted.leaf_id,
+            through_id,
+            question,
+            budget_tokens=budget,
+            model=wanted.model,
+        )
+
+    @property
+    def recalls(self) -> bool:
+        """Whether anything may be recalled."""
+        return self._recall is not None and self._config.recall_tokens > 0
+
+
+class _Making:
+    """One prompt in the making."""
+
+    def __init__(self, prompts: Prompts, engine: Engine, wanted: Wanted) -> None:
+        self._prompts = prompts
+        self._engine = engine
+        self._wanted = wanted
+        self._overhead = 0
+        history, tail = _question_apart(wanted)
+        self._turns = list(turns(history))
+        self._tail = tail
+        """The stored question, and the reply that is gone on with: what stands at the end, whole."""
+        self._asked = wanted.question if wanted.question is not None else question_of(tail)
+        self._rendered: dict[int, tuple[Assembled, Prompt]] = {}
+        """What was rendered without anything recalled, by how much was left out."""
+
+    async def prepared(self) -> Prepared:
+        wanted, engine = self._wanted, self._engine
+        self._overhead = await self._prompts.overhead(wanted.model, engine)
+        bare = assemble(_material(wanted, self._tail, bare=True))
+        config = self._prompts.config
+        budget = split(
+            window=_window(engine),
+            system_tokens=await self._count(bare.system),
+            requested=wanted.max_tokens,
+            recall_tokens=config.recall_tokens,
+            step_tokens=config.fold_step_tokens,
+            history_share=wanted.history_share,
+        )
+        question_tokens = await self._count(bare.question)
+        check_question(budget, question_tokens)
+        summary = await self._fitting_summary(budget)
+        cut = await self._cut(budget, summary, question_tokens)
+        recalled = await self._recalled(budget, summary, cut)
+        return await self._verified(budget, summary, cut, recalled)
+
+    async def _fitting_summary(self, budget: Budget) -> Summary | None:
+        summary = self._wanted.view.summary
+        if summary is None:
+            return None
+        counted = len(await self._engine.encode(summary.text))
+        text = clipped(summary.text, counted, budget.summary)
+        if not text:
+            return None
+        if text == summary.text:
+            return msgspec.structs.replace(summary, tokens=counted)
+        return msgspec.structs.replace(summary, text=text, tokens=len(await self._engine.encode(text)))
+
+    async def _cut(self, budget: Budget, summary: Summary | None, question_tokens: int) -> int:
+        """How many of the oldest verbatim turns are left out: the first place at which the rest fits."""
+        sizes = [sum(self._size(message) for message in turn) for turn in self._turns]
+        places = cuts(sizes, budget.step)
+        taken = 0 if summary is None else summary.tokens + 2 * self._overhead
+        pins = await self._pins(budget, 0)
+        taken += sum(self._size(message) for message in pins) + question_tokens
+        reserve = self._reserve(budget, summary, 0)
+        index = first_fit(sizes, places, budget.verbatim(summary=taken, recalled=reserve))
+        if not index and sum(sizes) + taken + reserve <= budget.allowed // 2:
+            return 0  # far from the limit; what was counted is verified when all is there
+        if await self._fits(budget, summary, places[index]):
+            while index and sum(sizes[places[index - 1] :]) <= _NEAR * budget.verbatim(summary=taken):
+                if not await self._fits(budget, summary, places[index - 1]):
+                    break
+                index -= 1
+        else:
+            while index + 1 < len(places):
+                index += 1
+                if await self._fits(budget, summary, places[index]):
+                    break
+        return places[index]
+
+    async def _fits(self, budget: Budget, summary: Summary | None, cut: int) -> bool:
+        assembled = await self._assembled(budget, summary, cut)
+        prompt = await self._engine.render(assembled.messages)
+        self._rendered[cut] = assembled, prompt
+        return prompt.tokens + self._reserve(budget, summary, cut) <= budget.allowed
+
+    def _reserve(self, budget: Budget, summary: Summary | None, cut: int) -> int:
+        """Room that is kept for what may be recalled."""
+        return budget.recalled if self._prompts.recalls and (summary is not None or cut) else 0
+
+    async def _recalled(self, budget: Budget, summary: Summary | None, cut: int) -> Sequence[Recalled]:
+        through = self._turns[cut - 1][-1].id if cut else summary.through_message_id if summary else None
+        if through is None or not self._asked:
+            return ()
+        user_id = self._wanted.conversation.user_id
+        found = await self._prompts.recalled(user_id, self._wanted, through, self._asked, budget.recalled)
+        seen = {message.id for message in await self._pins(budget, cut)}
+        return [turn for turn in found if not seen.issuperset(turn.message_ids)]
+
+    async def _verified(
+        self, budget: Budget, summary: Summary | None, cut: int, recalled: Sequence[Recalled]
+    ) -> Prepared:
+        """Render, and while the prompt is too long give up what can best be done without."""
+        kept = sorted(recalled, key=lambda turn: -turn.score)
+        used, pins = summary, True
+        limit = budget.window - budget.reply
+        while True:
+            if not kept and pins and summary is used and cut in self._rendered:
+                assembled, prompt = self._rendered[cut]
+            else:
+                assembled = await self._assembled(budget, summary, cut, in_order(kept), pins=pins)
+                prompt = await self._engine.render(assembled.messages)
+            if prompt.tokens <= (budget.allowed if kept else limit):
+                break
+            if kept:
+                kept.pop()
+            elif cut < len(self._turns):
+                cut += 1
+            elif pins:
+                pins = False
+            elif summary is not None:
+                summary = None
+            else:
+                break  # the message alone is too long: refused below
+        limits = self._engine.limits
+        return Prepared(
+            prompt=prompt,
+            reply_limit=reply_limit(
+                prompt_tokens=prompt.tokens,
+                window=budget.window,
+                requested=self._wanted.max_tokens,
+                default=limits.reply_tokens,
+            ),
+            report=ContextReport(
+                window=budget.window,
+                reply_reserve=budget.reply,
+                prompt_tokens=prompt.tokens,
+                cached_tokens=None,
+                parts=await self._parts(assembled, prompt.tokens),
+                left_out=cut,
+                summary=None
+                if summary is None
+                else SummaryUsed(
+                    id=summary.id,
+                    version=summary.version,
+                    through_message_id=summary.through_message_id,
+                    tokens=summary.tokens,
+                ),
+                recalled=tuple(
+                    RecalledTurn(
+                        message_ids=turn.message_ids, score=turn.score, tokens=turn.tokens, created_at=turn.said_at
+                    )
+                    for turn in in_order(kept)
+                ),
+            ),
+        )
+
+    async def _assembled(
+        self,
+        budget: Budget,
+        summary: Summary | None,
+        cut: int,
+        recalled: tuple[Recalled, ...] = (),
+        *,
+        pins: bool = True,
+    ) -> Assembled:
+        shown = [message for turn in self._turns[cut:] for message in turn]
+        return assemble(
+            msgspec.structs.replace(
+                _material(self._wanted, (*shown, *self._tail)),
+                summary=summary,
+                pinned=await self._pins(budget, cut) if pins else (),
+                recalled=recalled,
+            )
+        )
+
+    async def _pins(self, budget: Budget, cut: int) -> Branch:
+        """Pinned messages that are not shown in their place, the newest that fit their share."""
+        hidden = [message for turn in self._turns[:cut] for message in turn if message.pinned]
+        kept: list[Message] = []
+        left = budget.pinned
+        for message in reversed((*self._wanted.view.pinned, *hidden)):
+            left -= len(await self._engine.encode(message.content)) + 2 * self._overhead
+            if left < 0:
+                break
+            kept.append(message)
+        return tuple(reversed(kept))
+
+    def _size(self, message: Message) -> int:
+        """What is known of a message's tokens without counting: never changes, so cuts stay where they are."""
+        counted = message.tokens
+        if counted is None or (message.role is Role.ASSISTANT and not message.status.ended):
+            counted = len(message.content) // CHARS_PER_TOKEN
+        return counted + self._overhead
+
+    async def _count(self, messages: Sequence[ChatMessage]) -> int:
+        counts = [len(await self._engine.encode(message.content)) for message in messages]
+        return sum(counts) + self._overhead * len(counts)
+
+    async def _parts(self, assembled: Assembled, total: int) -> PromptParts:
+        """Where the tokens go. What was counted by itself is taken off; the verbatim turns are the rest."""
+        counted = {
+            "system": await self._count(assembled.system),
+            "summary": await self._count(assembled.summary),
+            "pinned": await self._count(assembled.pinned),
+            "question": await self._count(assembled.question),
+        }
+        memory = len(await self._engine.encode(assembled.memory)) if assembled.memory else 0
+        recalled = len(await self._engine.encode(assembled.recalled)) if assembled.recalled else 0
+        rest = total - sum(counted.values())
+        if not assembled.verbatim:
+            counted["question"] += rest
+            rest = 0
+        return PromptParts(
+            system=counted["system"] - memory,
+            memory=memory,
+            summary=counted["summary"],
+            pinned=counted["pinned"],
+            verbatim=rest,
+            recalled=recalled,
+            question=counted["question"] - recalled,
+        )
+
+
+def _material(wanted: Wanted, verbatim: Branch, *, bare: bool = False) -> Material:
+    """All that there is, or without anything that may be left out."""
+    view = wanted.view
+    return Material(
+        conversation=wanted.conversation,
+        summary=None if bare else view.summary,
+        pinned=() if bare else view.pinned,
+        verbatim=verbatim,
+        question=wanted.question,
+        memory=wanted.memory,
+    )
+
+
+def _question_apart(wanted: Wanted) -> tuple[Branch, Branch]:
+    """The branch's turns that may be left out, and what stands at the end whatever happens."""
+    branch = wanted.view.verbatim
+    if wanted.continued is not None:
+        branch = (*branch, wanted.continued)
+    if wanted.question is not None:
+        return branch, ()
+    place = next((n for n in reversed(range(len(branch))) if branch[n].role is Role.USER), len(branch))
+    return branch[:place], branch[place:]
+
+
+def _window(engine: Engine) -> int:
+    """Most tokens of prompt and reply together."""
+    limits = engine.limits
+    return limits.window if limits.kv_tokens is None else min(limits.window, limits.kv_tokens)
