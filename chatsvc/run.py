@@ -106,6 +106,8 @@ class WaitingRun(msgspec.Struct, frozen=True, kw_only=True):
     """As counted when it was submitted; a guess where no tokenizer was at hand."""
     max_tokens: int | None = None
     kind: RunKind = RunKind.REPLY
+    conversation_id: str = ""
+    """Whose prefix its prompt begins with."""
 
 
 def waiting(run: Run) -> WaitingRun:
@@ -118,6 +120,7 @@ def waiting(run: Run) -> WaitingRun:
         prompt_tokens=run.expected_prompt_tokens,
         max_tokens=run.max_tokens,
         kind=run.kind,
+        conversation_id=run.conversation_id,
     )
 
 

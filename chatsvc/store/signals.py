@@ -24,7 +24,8 @@ NOTIFY: Final = """
 NOTIFY_QUEUED: Final = """
     pg_notify('chatsvc', json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model,
         'waiting', json_build_object('id', run.id, 'user_id', run.user_id, 'tier', run.tier, 'model', run.model,
-            'prompt_tokens', run.expected_prompt_tokens, 'max_tokens', run.max_tokens, 'kind', run.kind))::text)
+            'prompt_tokens', run.expected_prompt_tokens, 'max_tokens', run.max_tokens, 'kind', run.kind,
+            'conversation_id', run.conversation_id))::text)
 """
 """Part of a statement that has such a row as ``run``."""
 _FIRST_DELAY_S: Final = 0.05

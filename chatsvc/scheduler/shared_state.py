@@ -1,0 +1,206 @@
+"""What replicas tell each other: news that all of them hear, and which replica a conversation's prefix is on.
+
+Nothing rests on it. Redis may be lost at any time, with all that is in it: then nobody hears of anybody, and every
+replica serves whatever waits, as it would alone. Postgres is the judge of who has a run, always.
+
+    news:{p00}               a Redis Stream, the same for all replicas; only its last minutes matter
+    home:{p00}:<conversation>   the replica that served its last turn, and the tokens it then had cached; expires
+
+All keys carry one hash tag, so a Cluster keeps them in one place. Two connections: one reads,
+blocked; one does the rest.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from chatsvc.errors import LogUnavailable
+from chatsvc.streamlog.factory import HASH_TAG, locate_keys
+from chatsvc.streamlog.redis_wire import Lane, pack
+
+_log = structlog.get_logger(__name__)
+
+HOME_TTL_S: Final = 900.0
+"""A conversation stays with its replica for so long after its last turn."""
+_NEWS: Final = f"news:{HASH_TAG}".encode()
+_NEWS_TTL_S: Final = 3600
+_NEWS_KEPT: Final = 10_000
+_READ_AT_ONCE: Final = 1000
+_BLOCK_S: Final = 5.0
+_RETRY_FIRST_S: Final = 0.1
+_RETRY_MOST_S: Final = 1.0
+
+
+class Home(msgspec.Struct, frozen=True):
+    """Where a conversation's prefix is."""
+
+    replica_id: str
+    cached_tokens: int = 0
+
+
+Hear = Callable[[bytes], None]
+
+
+class SharedState(abc.ABC):
+    """All calls raise ``LogUnavailable`` when there is nothing shared now."""
+
+    @abc.abstractmethod
+    async def publish(self, news: bytes) -> None:
+        """Let every replica hear this, this one included."""
+
+    @abc.abstractmethod
+    async def follow(self, hear: Hear) -> None:
+        """Give ``hear`` all news that is published from now on, in order, until cancelled. Waits out what is away."""
+
+    @abc.abstractmethod
+    async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
+        """Where these conversations' last turns were served."""
+
+    @abc.abstractmethod
+    async def settle(self, homes: Mapping[str, Home]) -> None:
+        """Note where these conversations' turns are served, for ``HOME_TTL_S``."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Let go of connections."""
+
+
+class RedisState(SharedState):
+    """On whatever ``CHATSVC_REDIS_URL`` names; connects when it is first used."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        """Raises ``ValueError`` for a URL that ``redis_url`` does not take."""
+        locate = locate_keys(url, timeout_s=timeout_s)
+        self._talking = Lane(locate, timeout_s)
+        self._hearing = Lane(locate, timeout_s)
+
+    async def publish(self, news: bytes) -> None:
+        await self._talk(
+            pack(b"XADD", _NEWS, b"MAXLEN", b"~", b"%d" % _NEWS_KEPT, b"*", b"n", news),
+            pack(b"EXPIRE", _NEWS, b"%d" % _NEWS_TTL_S),
+        )
+
+    async def follow(self, hear: Hear) -> None:
+        wait_s = _RETRY_FIRST_S
+        while True:
+            try:
+                last = await self._last()
+                wait_s = _RETRY_FIRST_S
+                while True:
+                    last = await self._hear_after(last, hear)
+            except LogUnavailable as error:
+                # A command may still be blocked on that connection. What was said meanwhile is not asked for again:
+                # replicas repeat what they have, and the store knows what waits.
+                self._hearing.drop(also_unmade=False)
+                _log.debug("nothing is heard of other replicas", reason=error.detail)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _RETRY_MOST_S)
+            except asyncio.CancelledError:
+                self._hearing.drop(also_unmade=False)
+                raise
+
+    async def _last(self) -> bytes:
+        (last,) = _checked(await self._hearing.call([pack(b"XREVRANGE", _NEWS, b"+", b"-", b"COUNT", b"1")]))
+        return bytes(last[0][0]) if last else b"0-0"
+
+    async def _hear_after(self, last: bytes, hear: Hear) -> bytes:
+        command = pack(
+            *(b"XREAD", b"COUNT", b"%d" % _READ_AT_ONCE, b"BLOCK", b"%d" % (_BLOCK_S * 1000), b"STREAMS", _NEWS, last)
+        )
+        (heard,) = _checked(await self._hearing.call([command], patience_s=_BLOCK_S))
+        for _, entries in heard or ():
+            for entry_id, (_, news, *_) in entries:
+                hear(news)
+                last = entry_id
+        return last
+
+    async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
+        if not conversation_ids:
+            return []
+        return [_home(value) for value in await self._talk(*(pack(b"GET", _key(name)) for name in conversation_ids))]
+
+    async def settle(self, homes: Mapping[str, Home]) -> None:
+        ttl = b"%d" % (HOME_TTL_S * 1000)
+        if homes:
+            await self._talk(
+                *(
+                    pack(b"SET", _key(name), b"%d %b" % (home.cached_tokens, home.replica_id.encode()), b"PX", ttl)
+                    for name, home in homes.items()
+                )
+            )
+
+    async def aclose(self) -> None:
+        self._talking.close()
+        self._hearing.close()
+
+    async def _talk(self, *commands: bytes) -> list[Any]:
+        return _checked(await self._talking.call(commands))
+
+
+class MemoryState(SharedState):
+    """The reference: for tests, several replicas in one process share a ``Board``."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    async def publish(self, news: bytes) -> None:
+        self._here()
+        for heard in self._board.listeners:
+            heard.put_nowait(news)
+
+    async def follow(self, hear: Hear) -> None:
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self._board.listeners.append(heard)
+        try:
+            while True:
+                hear(await heard.get())
+        finally:
+            self._board.listeners.remove(heard)
+
+    async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
+        self._here()
+        return [self._board.homes.get(name) for name in conversation_ids]
+
+    async def settle(self, homes: Mapping[str, Home]) -> None:
+        self._here()
+        self._board.homes |= homes
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+    def _here(self) -> None:
+        if self._board.away:
+            raise LogUnavailable("there is nothing shared now")
+
+
+class Board:
+    """What ``MemoryState`` objects share. ``away`` as when Redis is."""
+
+    def __init__(self) -> None:
+        self.homes: dict[str, Home] = {}
+        self.listeners: list[asyncio.Queue[bytes]] = []
+        self.away = False
+
+
+def _key(conversation_id: str) -> bytes:
+    return f"home:{HASH_TAG}:{conversation_id}".encode()
+
+
+def _home(value: bytes | None) -> Home | None:
+    if value is None:
+        return None
+    tokens, _, replica_id = value.decode().partition(" ")
+    return Home(replica_id, int(tokens))
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise LogUnavailable(f"Redis refuses: {reply}")
+    return replies
