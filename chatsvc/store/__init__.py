@@ -3,6 +3,7 @@
     pool.py           connections, limits, errors     schema.py    the migrations
     records.py        what goes in and out            submit.py    starting a run: every check, then every row
     conversations.py  trees and lists                 runs.py      a run's life; its SQL in run_statements.py
+    summaries.py      folds: queued and committed     views.py     a branch from its summary on
     allowances.py     what users have left            workers.py   leases
     signals.py        news between processes
 
@@ -26,6 +27,7 @@ from chatsvc.store.records import (
     ConversationPatch,
     Deleted,
     NewConversation,
+    NewFold,
     Page,
     Regeneration,
     SettledReply,
@@ -38,15 +40,18 @@ from chatsvc.store.schema import migrate
 from chatsvc.store.secrets import Secrets
 from chatsvc.store.signals import Signals
 from chatsvc.store.submit import Moved
+from chatsvc.store.summaries import Committed, Summaries
 from chatsvc.store.users import Users
 from chatsvc.store.workers import Workers
 
 __all__ = [
     "Beat",
+    "Committed",
     "ConversationPatch",
     "Deleted",
     "Moved",
     "NewConversation",
+    "NewFold",
     "Page",
     "Regeneration",
     "SettledReply",
@@ -68,6 +73,7 @@ class Store:
         self.allowances = Allowances(database, cost)
         self.conversations = Conversations(database)
         self.runs = Runs(database, cost)
+        self.summaries = Summaries(database, cost)
         self.deleted_runs = DeletedRuns(database)
         self.workers = Workers(leases)
         self.secrets = Secrets(database)

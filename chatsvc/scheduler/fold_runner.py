@@ -1,0 +1,307 @@
+"""One fold, from its claim to its one end.
+
+    claimed run ─▶ old summary and the turns ─▶ engine.generate ─▶ context.fold.accept ─┬▶ summary and end, one commit
+                                                        └─ refused: once more ◀──────────┘      └▶ new prefix warmed
+
+It writes no log and no message. Until its summary is committed nothing has changed: a fold that fails, is refused or
+whose worker dies leaves the turns as they are. Running replies do not notice; the next prompt has the new summary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+import structlog
+
+from chatsvc.context.fold import Draft, Said, SummaryRefused, accept, request, shortened
+from chatsvc.conversation import Branch, BranchView
+from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, NotFound, SummaryChanged
+from chatsvc.ids import new_summary_id
+from chatsvc.inference.base import Engine
+from chatsvc.limits import Usage
+from chatsvc.prompt import Prompt, Sampling
+from chatsvc.run import Outcome, Run, RunKind, RunStatus
+from chatsvc.scheduler.active import ActiveRun, Interrupt
+from chatsvc.scheduler.folds import Folds
+from chatsvc.scheduler.patience import patiently
+from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.store import Committed, Store
+
+_log = structlog.get_logger(__name__)
+
+PRIORITY: Final = 3
+"""Behind all replies."""
+TRIES: Final = 2
+MOST_ATTEMPTS: Final = 3
+"""A fold that lost its worker or engine so often is failed: it may be what breaks them."""
+TEMPERATURES: Final = (0.2, 0.6)
+"""Of the first try and the second: what was wrong is not to be said again."""
+_SHRINK: Final = 0.9
+_SHORTENINGS: Final = 6
+_AWAY: Final = (EngineUnavailable, EngineFailed)
+
+
+class _Refused(ChatError):
+    """No draft had the form of a summary."""
+
+    code = "summary_refused"
+    title = "The summary was not usable"
+
+
+class _Work:
+    """What a fold has come to so far; read after it ended, however it ended."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.failure: ChatError | None = None
+        self.gone = False
+        self.text = ""
+        self.tokens = 0
+
+
+class FoldRunner:
+    """Carries out claimed runs of kind *fold*. Stateless but for what is handed in."""
+
+    def __init__(self, *, store: Store, engines: Mapping[str, Engine], prompts: Prompts, folds: Folds) -> None:
+        self._store = store
+        self._engines = engines
+        self._prompts = prompts
+        self._folds = folds
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Folds ended by this process, by model and status."""
+
+    async def execute(self, active: ActiveRun) -> bool:
+        """See the fold to its end. False when its engine turned out to be away."""
+        run = active.run
+        with structlog.contextvars.bound_contextvars(run_id=run.id, conversation_id=run.conversation_id):
+            work = _Work()
+            if self._folds.may_work(run.model):
+                await self._until_interrupted(active, self._write(active, work), work)
+            else:
+                # It was queued in better times. The next reply's end looks again.
+                active.interrupt(Interrupt.STOP)
+            if active.why is Interrupt.LOST:
+                _log.info("fold given up", why="lost")
+                return True
+            if active.why is Interrupt.GONE or work.gone:
+                _log.info("fold given up", why="gone")
+                await patiently(lambda: self._store.allowances.bill(run.user_id, work.usage, RunKind.FOLD))
+                return True
+            active.settling = True
+            committed = await self._end(active, work)
+            if committed:
+                await self._go_on(active)
+            return not isinstance(work.failure, _AWAY)
+
+    async def _until_interrupted(
+        self, active: ActiveRun, coroutine: Coroutine[Any, Any, None], work: _Work | None
+    ) -> None:
+        task = asyncio.create_task(coroutine, name=f"fold {active.run.id}")
+        active.guard(task)
+        try:
+            await task
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if active.why is None or (own is not None and own.cancelling()):
+                raise  # our own task is being cancelled, not only the work
+        except ChatError as error:
+            _log.warning("fold failed", code=error.code, detail=error.detail)
+            if work is not None:
+                work.failure = error
+        except Exception as error:  # noqa: BLE001
+            # The last line of defence: whatever a backend throws must end the run honestly, not leave it hanging.
+            _log.exception("fold failed unexpectedly", error_type=type(error).__name__)
+            if work is not None:
+                work.failure = ChatError("The server failed to finish this summary.")
+
+    async def _write(self, active: ActiveRun, work: _Work) -> None:
+        run = active.run
+        engine = self._engines[run.model]
+        try:
+            view = await patiently(lambda: self._view(run))
+        except NotFound:
+            work.gone = True
+            return
+        if (view.summary.id if view.summary else None) != run.fold_base_id:
+            raise SummaryChanged("The branch goes on from another summary by now.")
+        previous = view.summary.text if view.summary else None
+        said = [Said(message.role, message.content) for message in view.verbatim]
+        cap = run.max_tokens or 1
+        source_tokens = await _tokens(engine, previous, said)
+        refused: str | None = None
+        for number in range(TRIES):
+            prompt = await _fitting(engine, previous, said, cap, refused)
+            draft = await self._draft(active, work, prompt, cap, number)
+            try:
+                work.text = accept(draft, source_tokens=source_tokens, cap_tokens=cap)
+            except SummaryRefused as error:
+                refused = str(error)
+                _log.info("summary refused", reason=refused, tokens=draft.tokens, finish_reason=draft.finish_reason)
+            else:
+                work.tokens = len(await engine.encode(work.text))
+                return
+        raise _Refused(f"No summary: {refused}.")
+
+    async def _view(self, run: Run) -> BranchView:
+        _, view = await self._store.conversations.view(
+            run.user_id, run.conversation_id, run.fold_through_id or "", leaf_may_be_folded=True
+        )
+        return view
+
+    async def _draft(self, active: ActiveRun, work: _Work, prompt: Prompt, cap: int, number: int) -> Draft:
+        run = active.run
+        sampling = Sampling(max_tokens=cap, temperature=TEMPERATURES[number])
+        before = work.usage
+        work.usage = _sum(before, Usage(prompt_tokens=prompt.tokens))
+        pieces: list[str] = []
+        output_tokens = 0
+        finish_reason: str | None = None
+        request_id = f"{run.id}.{run.attempt}.{number}"
+        async with aclosing(self._engines[run.model].generate(prompt, sampling, request_id, PRIORITY)) as chunks:
+            async for chunk in chunks:
+                if not output_tokens:
+                    active.meter.started(prompt.tokens, chunk.cached_tokens or 0)
+                output_tokens += chunk.output_tokens
+                active.meter.delivered(chunk.output_tokens)
+                pieces.append(chunk.text)
+                finish_reason = chunk.finish_reason
+                work.usage = _sum(
+                    before,
+                    Usage(
+                        prompt_tokens=prompt.tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
+                        cached_tokens=chunk.cached_tokens or 0,
+                        output_tokens=output_tokens,
+                    ),
+                )
+        return Draft(text="".join(pieces), tokens=output_tokens, finish_reason=finish_reason)
+
+    async def _end(self, active: ActiveRun, work: _Work) -> bool:
+        """Write what it came to; whether that is a summary."""
+        run = active.run
+        if _worth_another_attempt(active, work) and await patiently(
+            lambda: self._store.runs.requeue(run.id, run.attempt)
+        ):
+            active.queued_again = True
+            _log.info("fold queued again")
+            return False
+        outcome = _outcome(active, work)
+        committed = Committed.NO
+        if work.text:
+            summary_id = new_summary_id()
+            committed = await patiently(
+                lambda: self._store.summaries.commit(run, summary_id, work.text, work.tokens, outcome)
+            )
+        else:
+            await patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
+        changed = committed is Committed.CHANGED or isinstance(work.failure, SummaryChanged)
+        if changed:
+            self._folds.look_again(run)
+        status = RunStatus.FAILED if changed else outcome.status
+        self.ended[run.model, status.value] += 1
+        _log.info(
+            "fold ended",
+            status=status.value,
+            committed=committed.value,
+            error_code=outcome.error_code,
+            summary_tokens=work.tokens,
+            prompt_tokens=work.usage.prompt_tokens,
+            output_tokens=work.usage.output_tokens,
+        )
+        return committed is Committed.YES
+
+    async def _go_on(self, active: ActiveRun) -> None:
+        """After the fold: the next one where there is more to fold, else warm what the next turn will begin with."""
+        await self._until_interrupted(active, self._warm(active), None)
+
+    async def _warm(self, active: ActiveRun) -> None:
+        run = active.run
+        if not self._folds.may_work(run.model):
+            return
+        conversation = await self._store.conversations.get(run.user_id, run.conversation_id)
+        leaf = conversation.head_message_id
+        if leaf is None:
+            return
+        _, view = await self._store.conversations.view(run.user_id, run.conversation_id, leaf, leaf_may_be_folded=True)
+        if await self._folds.fold_if_due(conversation, view, run.model):
+            return
+        ended = _ended(view.verbatim)
+        view = BranchView(summary=view.summary, pinned=view.pinned, verbatim=ended)
+        if view.summary is None or not ended:
+            return
+        # The question is the only part that the next prompt will not have.
+        prepared = await self._prompts.prepare(
+            Wanted(model=run.model, conversation=conversation, view=view, leaf_id=ended[-1].id, question="…")
+        )
+        usage = Usage()
+        sampling = Sampling(max_tokens=1)
+        request_id = f"{run.id}.{run.attempt}.warm"
+        generating = self._engines[run.model].generate(prepared.prompt, sampling, request_id, PRIORITY)
+        async with aclosing(generating) as chunks:
+            async for chunk in chunks:
+                usage = Usage(
+                    prompt_tokens=prepared.prompt.tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
+                    cached_tokens=chunk.cached_tokens or 0,
+                    output_tokens=usage.output_tokens + chunk.output_tokens,
+                )
+        await self._store.allowances.bill(run.user_id, usage, RunKind.FOLD)
+        _log.info("prefix warmed", prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+
+
+def _ended(branch: Branch) -> Branch:
+    """The branch up to its last ended reply: what a turn that runs now was begun with is no use to it any more."""
+    for place in reversed(range(len(branch))):
+        if branch[place].response_id is not None and branch[place].status.ended:
+            return branch[: place + 1]
+    return ()
+
+
+async def _tokens(engine: Engine, previous: str | None, said: Sequence[Said]) -> int:
+    texts = [each.text for each in said] + ([previous] if previous else [])
+    return sum([len(await engine.encode(text)) for text in texts])
+
+
+async def _fitting(engine: Engine, previous: str | None, said: Sequence[Said], cap: int, refused: str | None) -> Prompt:
+    """The summariser's prompt, with the longest messages shortened where not all of it fits beside its answer."""
+    most = engine.limits.most - cap
+    chars = sum(len(each.text) for each in said)
+    prompt = await engine.render(request(previous, said, cap_tokens=cap, refused=refused))
+    for _ in range(_SHORTENINGS):
+        if prompt.tokens <= most:
+            break
+        chars = int(chars * _SHRINK * most / prompt.tokens)
+        prompt = await engine.render(request(previous, shortened(said, chars), cap_tokens=cap, refused=refused))
+    return prompt
+
+
+def _worth_another_attempt(active: ActiveRun, work: _Work) -> bool:
+    if work.text or active.run.attempt >= MOST_ATTEMPTS:
+        return False
+    return active.why is Interrupt.DRAIN or (active.why is None and isinstance(work.failure, _AWAY))
+
+
+def _outcome(active: ActiveRun, work: _Work) -> Outcome:
+    if work.text:
+        return Outcome(status=RunStatus.COMPLETE, text="", last_seq=0, finish_reason="stop", usage=work.usage)
+    if active.why is Interrupt.STOP:
+        return Outcome(status=RunStatus.STOPPED, text="", last_seq=0, finish_reason="stopped", usage=work.usage)
+    failure = work.failure or Draining("The server was shut down before this summary was finished.")
+    return Outcome(
+        status=RunStatus.FAILED,
+        text="",
+        last_seq=0,
+        usage=work.usage,
+        error_code=failure.code,
+        error_message=failure.detail,
+    )
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+    )

@@ -1,0 +1,175 @@
+"""When to fold: after a reply has ended, off every request's path, and one fold of a conversation at a time.
+
+    reply ended ─▶ long enough to look? ─▶ branch from the store, counted ─▶ context.fold.plan ─▶ a run of kind *fold*
+
+A fold is a run like others: it waits in the lines, is claimed, leased and accounted for. It waits in a line of its own,
+beside that of its user's replies, with the weight of the lowest tier; Postgres lets one be open in a conversation.
+Nothing is lost when a look is: the next reply's end looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from chatsvc.config import ContextConfig
+from chatsvc.context.budget import split
+from chatsvc.context.fold import Counted, plan, summary_cap
+from chatsvc.conversation import BranchView, Conversation, Message
+from chatsvc.errors import ChatError, NotFound
+from chatsvc.ids import new_fold_id
+from chatsvc.inference.base import Engine
+from chatsvc.limits import TierName
+from chatsvc.run import Run
+from chatsvc.scheduler.prompts import Prompts
+from chatsvc.store import NewFold, Store
+
+_log = structlog.get_logger(__name__)
+
+LOWEST: Final = TierName.FREE
+_LOOK_FROM: Final = 0.5
+"""A prompt with less than this share of what starts a fold is not looked at: its reply will not have been that long."""
+_TASK_TOKENS: Final = 400
+"""What the summariser is told beside its material, about."""
+
+
+class _Branch(msgspec.Struct, frozen=True):
+    """Where to look."""
+
+    user_id: str
+    conversation_id: str
+    leaf_id: str | None
+    """None: the head."""
+    model: str
+
+
+class Folds:
+    """``run`` is its loop. ``may_work`` says of a model whether there is room for what nobody waits for."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engines: Mapping[str, Engine],
+        prompts: Prompts,
+        config: ContextConfig,
+        may_work: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._engines = engines
+        self._prompts = prompts
+        self._config = config
+        self.may_work = may_work
+        self._due: dict[str, _Branch] = {}
+        self._some_due = asyncio.Event()
+        self._under_way = False
+
+    @property
+    def looking(self) -> bool:
+        """Whether a look is due or under way."""
+        return bool(self._due) or self._under_way
+
+    def consider(self, run: Run) -> None:
+        """A reply has ended: look soon whether its branch is to be folded."""
+        engine = self._engines[run.model]
+        if run.expected_prompt_tokens > _LOOK_FROM * self._config.fold_at * engine.limits.most:
+            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model))
+
+    def look_again(self, run: Run) -> None:
+        """What a fold went on from was changed meanwhile: look at the conversation's head."""
+        self._note(_Branch(run.user_id, run.conversation_id, None, run.model))
+
+    def _note(self, branch: _Branch) -> None:
+        self._due[branch.conversation_id] = branch
+        self._some_due.set()
+
+    async def run(self) -> None:
+        """Look where a look is due, until cancelled."""
+        while True:
+            await self._some_due.wait()
+            self._some_due.clear()
+            while self._due:
+                branch = self._due.pop(next(iter(self._due)))
+                self._under_way = True
+                try:
+                    await self._look(branch)
+                except NotFound:
+                    pass  # deleted meanwhile
+                except ChatError as error:
+                    _log.warning("fold not looked for", conversation_id=branch.conversation_id, reason=error.detail)
+                finally:
+                    self._under_way = False
+
+    async def _look(self, branch: _Branch) -> None:
+        if not self.may_work(branch.model):
+            return
+        leaf = branch.leaf_id
+        if leaf is None:
+            leaf = (await self._store.conversations.get(branch.user_id, branch.conversation_id)).head_message_id
+        if leaf is not None:
+            conversation, view = await self._store.conversations.view(
+                branch.user_id, branch.conversation_id, leaf, leaf_may_be_folded=True
+            )
+            await self.fold_if_due(conversation, view, branch.model)
+
+    async def fold_if_due(self, conversation: Conversation, view: BranchView, model: str) -> bool:
+        """Queue a fold of this branch if it is long enough; whether one is needed. Raises ``StoreUnavailable``."""
+        engine = self._engines[model]
+        window = engine.limits.most
+        history = await self._counted(model, engine, view.verbatim)
+        summary_tokens = len(await engine.encode(view.summary.text)) if view.summary else 0
+        budget = split(
+            window=window,
+            system_tokens=len(await engine.encode(conversation.system_prompt or "")),
+            requested=None,
+            recall_tokens=self._config.recall_tokens,
+            step_tokens=self._config.fold_step_tokens,
+        )
+        pinned = sum(message.tokens for message in await self._counted(model, engine, view.pinned))
+        fold = plan(
+            history,
+            window=window,
+            room=budget.verbatim(
+                summary=summary_tokens,
+                pinned=min(pinned, budget.pinned),
+                recalled=budget.recalled if self._prompts.recalls and view.summary else 0,
+            ),
+            fold_at=self._config.fold_at,
+            step_tokens=self._config.fold_step_tokens,
+        )
+        if fold is None:
+            return False
+        queued = await self._store.summaries.queue(
+            NewFold(
+                id=new_fold_id(),
+                user_id=conversation.user_id,
+                conversation_id=conversation.id,
+                through_message_id=fold.through_message_id,
+                base_id=view.summary.id if view.summary else None,
+                model=model,
+                tier=LOWEST,
+                prompt_tokens=min(window, summary_tokens + fold.tokens + _TASK_TOKENS),
+                max_tokens=min(summary_cap(window, self._config.summary_tokens), max(1, budget.summary)),
+            ),
+            rest_s=self._config.fold_rest_s,
+        )
+        if queued is not None:
+            _log.info(
+                "fold queued",
+                run_id=queued.id,
+                conversation_id=conversation.id,
+                messages=fold.messages,
+                tokens=fold.tokens,
+            )
+        return True
+
+    async def _counted(self, model: str, engine: Engine, messages: Sequence[Message]) -> list[Counted]:
+        overhead = await self._prompts.overhead(model, engine)
+        return [
+            Counted(message.id, message.role, len(await engine.encode(message.content)) + overhead)
+            for message in messages
+        ]
