@@ -181,7 +181,8 @@ async def test_a_deleted_conversation_leaves_nothing_and_stops_its_running_reply
             ).fetchone()
             for (table,) in tables
         }
-    assert {table for table, (count,) in left.items() if count} == set()
+    # The bare name of the response, for a minute, so that its log is removed whoever dies.
+    assert {table for table, (count,) in left.items() if count} <= {"deleted_runs"}
 
 
 async def stopped_in_the_middle(api, **body):
