@@ -48,15 +48,25 @@ class Pace:
         seconds = self._clock.monotonic() - self._since
         return self._served / seconds if seconds >= _LEAST_S and self._served > 0 else None
 
-    def wait_s(self, position: int, service_ahead: float, left: Sequence[float]) -> float | None:
+    def wait_s(
+        self,
+        position: int,
+        service_ahead: float,
+        left: Sequence[float],
+        *,
+        elsewhere: float = 0.0,
+        here: bool = True,
+    ) -> float | None:
         """Expected seconds until the run at ``position`` starts, 1 being next.
 
         ``service_ahead`` is what the runs before it are expected to cost, ``left`` what those under way still will,
-        least first. None before the speed is known.
+        least first. ``elsewhere`` is what other replicas deliver in a second; without an engine ``here`` it is all.
+        None before the speed is known.
         """
-        speed = self.per_second()
-        if speed is None or not left:
+        own = self.per_second() if here else 0.0
+        if own is None or not left or own + elsewhere <= 0:
             return None
+        speed = own + elsewhere
         if position <= len(left):
             return round(left[position - 1] * len(left) / speed, 1)
         mean = service_ahead / (position - 1)

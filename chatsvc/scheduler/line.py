@@ -1,0 +1,259 @@
+"""The line of one model: all runs that wait for it, here or for another replica, and those under way (L12).
+
+Each replica keeps such a line of all that wait and takes from it what is at home here. What is at home elsewhere is
+left to its home, unless that is gone, or waiting there takes longer than reading the prompt anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, Protocol
+
+from chatsvc.clock import Clock
+from chatsvc.inference.base import Engine
+from chatsvc.limits import ServiceCost
+from chatsvc.run import RunKind, WaitingRun
+from chatsvc.scheduler.fair_flow import Demand
+from chatsvc.scheduler.fair_queue import FairQueue
+from chatsvc.scheduler.flights import Flights
+from chatsvc.scheduler.news import End, Held
+from chatsvc.scheduler.pace import Pace
+from chatsvc.scheduler.routing import may_take
+from chatsvc.scheduler.standing import Standing
+from chatsvc.scheduler.warmth import Warmth
+
+_BACKGROUND: Final = "\n"
+"""Behind a user's name: the line of what is done for that user in the background. No name has a line break, and what
+nobody waits for must neither go before the user's next message nor put it behind others' by what it cost."""
+_REPLY_TOKENS: Final = 4096
+"""Where the model is not served: what a reply may have at most, for all that is known."""
+_FIRST_TOKEN_S: Final = 0.0005
+_FADE: Final = 0.95
+
+
+class Neighbours(Protocol):
+    """The other replicas, as far as they are known to live."""
+
+    @property
+    def me(self) -> str:
+        """This one's name."""
+        ...
+
+    def others(self, model: str) -> bool:
+        """Whether another one serves the model."""
+        ...
+
+    def serves(self, replica_id: str, model: str) -> bool:
+        """Whether this one serves it."""
+        ...
+
+    def speed(self, model: str) -> float:
+        """Service that the others deliver in a second while they are full."""
+        ...
+
+
+class Alone:
+    """No neighbours."""
+
+    me = ""
+
+    def others(self, model: str) -> bool:
+        return False
+
+    def serves(self, replica_id: str, model: str) -> bool:
+        return False
+
+    def speed(self, model: str) -> float:
+        return 0.0
+
+
+class _Waits:
+    """A run in the line."""
+
+    __slots__ = ("cached_tokens", "home", "run", "since")
+
+    def __init__(self, run: WaitingRun, home: str, cached_tokens: int, since: float) -> None:
+        self.run = run
+        self.home = home
+        self.cached_tokens = cached_tokens
+        self.since = since
+
+
+class Line:
+    """See the module's docstring. ``engine`` is None where the model is not served."""
+
+    def __init__(
+        self,
+        model: str,
+        engine: Engine | None,
+        slots: int,
+        *,
+        queue: FairQueue,
+        clock: Clock,
+        cost: ServiceCost,
+        neighbours: Neighbours,
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self._engine = engine
+        self._clock = clock
+        self._cost = cost
+        self._neighbours = neighbours
+        self.queue = queue
+        self.flights = Flights(queue)
+        self.warmth = Warmth(engine.limits.kv_tokens if engine else 0)
+        self.pace = Pace(clock)
+        self._waiting: dict[str, _Waits] = {}
+        self.waiting_at: Counter[str] = Counter()
+        """How many wait for each replica."""
+        self._room: dict[str, int] = {}
+        """KV tokens kept for each of our runs under way."""
+        self._begun: dict[str, tuple[float, str]] = {}
+        """When they were taken, and how they came here."""
+        self.came: Counter[str] = Counter()
+        """How many runs were begun here that were at ``home`` here, ``stolen`` from another home, or ``left`` by one
+        that is gone; while there are other replicas."""
+        self._read_s, self._read_tokens = _FIRST_TOKEN_S, 1.0
+
+    # Who waits ----------------------------------------------------------------------------------------------------
+
+    def put(self, run: WaitingRun, home: str = "", cached_tokens: int = 0) -> None:
+        """Let a run wait, for that home; one that waits already may get another home, nothing else changes."""
+        known = self._waiting.get(run.id)
+        if known is None:
+            before = len(self.queue)
+            self.queue.put(self.demand(run))
+            if len(self.queue) == before:
+                return  # it is under way
+            known = self._waiting[run.id] = _Waits(run, home, cached_tokens, self._clock.monotonic())
+            self.waiting_at[home] += 1
+        elif home:
+            self.waiting_at[known.home] -= 1
+            self.waiting_at[home] += 1
+            known.home, known.cached_tokens = home, cached_tokens
+
+    def discard(self, run_id: str) -> None:
+        """Forget a waiting run; unknown ids are fine."""
+        self.queue.discard(run_id)
+        self._leave(run_id)
+
+    def demand(self, run: WaitingRun) -> Demand:
+        """What the queue has to know."""
+        most = _REPLY_TOKENS if self._engine is None else self._engine.limits.reply_tokens
+        wanted = most if run.max_tokens is None else run.max_tokens
+        if self._engine is not None:
+            wanted = min(wanted, max(1, self._engine.limits.window - run.prompt_tokens))
+        return Demand(
+            run_id=run.id,
+            user_id=run.user_id if run.kind is RunKind.REPLY else f"{run.user_id}{_BACKGROUND}",
+            tier=run.tier,
+            prompt_tokens=run.prompt_tokens,
+            max_tokens=wanted,
+            cached_tokens=min(self.warmth.cached(run.conversation_id), run.prompt_tokens),
+        )
+
+    def load(self, replica_id: str) -> int:
+        """Runs that a replica has: under way, and waiting for it."""
+        under_way = len(self.flights.own) if replica_id == self._neighbours.me else self.flights.load[replica_id]
+        return under_way + self.waiting_at[replica_id]
+
+    def standing(self, run_id: str) -> tuple[Standing, float | None] | None:
+        """Where a run stands among all that wait, and in how many seconds it will start; None when it does not wait."""
+        standing = self.queue.position(run_id)
+        if standing is None:
+            return None
+        elsewhere = self._neighbours.speed(self.model)
+        wait_s = self.pace.wait_s(
+            standing.position, standing.service_ahead, self.queue.left(), elsewhere=elsewhere, here=self.slots > 0
+        )
+        return standing, wait_s
+
+    # Who is next --------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[str]:
+        """The runs to start here now, the next first. Each is under way from now on."""
+        sequences = self.slots - len(self._room)
+        if sequences <= 0 or self._engine is None:
+            return []
+        capacity = self._engine.limits.kv_tokens
+        free = None if capacity is None else capacity - sum(self._room.values())
+        shared = self._neighbours.others(self.model)
+        taken = self.queue.take(sequences, free, self._may if shared else None)
+        for demand in taken:
+            self._begin(demand, shared=shared)
+        if shared and free is None and len(taken) < sequences:
+            self.pace.idle()  # who waits, waits elsewhere
+        return [demand.run_id for demand in taken]
+
+    def take_at_once(self, run: WaitingRun) -> bool:
+        """Take this run if there is room and nobody waits; else nothing has changed."""
+        if self.queue.waits():
+            return False
+        self.put(run, self._neighbours.me)
+        if self.take():
+            return True
+        self.discard(run.id)
+        return False
+
+    def _may(self, demand: Demand) -> bool:
+        """Whether a run may start here: it is at home here, its home is gone, or it has waited there long enough."""
+        waits = self._waiting[demand.run_id]
+        if not self._neighbours.serves(waits.home, self.model) or waits.home == self._neighbours.me:
+            return True
+        return may_take(
+            waited_s=self._clock.monotonic() - waits.since,
+            lost_tokens=waits.cached_tokens - demand.cached_tokens,
+            token_s=self._read_s / self._read_tokens,
+        )
+
+    def _begin(self, demand: Demand, *, shared: bool) -> None:
+        waits = self._waiting[demand.run_id]
+        self._leave(demand.run_id)
+        came = ""
+        if shared and waits.home:
+            alive = self._neighbours.serves(waits.home, self.model)
+            came = "home" if waits.home == self._neighbours.me else "stolen" if alive else "left"
+        self._room[demand.run_id] = demand.kv_tokens
+        self._begun[demand.run_id] = self._clock.monotonic(), came
+        self.flights.begin(waits.run)
+
+    def _leave(self, run_id: str) -> None:
+        waits = self._waiting.pop(run_id, None)
+        if waits is not None:
+            self.waiting_at[waits.home] -= 1
+
+    # What they receive --------------------------------------------------------------------------------------------
+
+    def claimed(self, run_id: str) -> None:
+        """A run that was taken is ours, by the word of Postgres."""
+        self.flights.claimed(run_id)
+        if run_id in self._begun and (came := self._begun[run_id][1]):
+            self.came[came] += 1
+
+    def started(self, run_id: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine has read the prompt."""
+        self.flights.started(run_id, prompt_tokens, cached_tokens)
+        self.pace.delivered(self._cost.of_prompt(prompt_tokens, cached_tokens))
+        if run_id in self._begun:
+            self._read_s = _FADE * self._read_s + self._clock.monotonic() - self._begun[run_id][0]
+            self._read_tokens = _FADE * self._read_tokens + max(1, prompt_tokens - cached_tokens)
+
+    def delivered(self, run_id: str, output_tokens: int) -> None:
+        """The engine has written more."""
+        self.flights.delivered(run_id, output_tokens)
+        self.pace.delivered(self._cost.of_output(output_tokens))
+
+    def end(self, run_id: str, how: End) -> None:
+        """A run of ours has ended."""
+        held = self.flights.end(run_id, how)
+        if held is not None and held.read and held.run.conversation_id:
+            self.warmth.served(held.run.conversation_id, held.prompt_tokens + held.output_tokens)
+        self._room.pop(run_id, None)
+        self._begun.pop(run_id, None)
+        if not self.queue.waits():
+            self.pace.idle()
+
+    def hear(self, replica_id: str, held: Held) -> None:
+        """Another replica tells of a run of its own."""
+        if self.flights.hear(replica_id, held, self.demand(held.run)):
+            self._leave(held.run.id)
