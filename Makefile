@@ -6,6 +6,7 @@
 #   PYTHON       the interpreter for .venv; by default python3, or the newest of python3.11 to python3.13
 #   TORCH_INDEX  an index to take PyTorch from, such as PyTorch's own index of CPU builds; by default PyPI
 #   MINUTES, SEED, REPLICAS   of `make chaos`: how long (10), which plan of faults (random, printed), how many servers (3)
+#   JOBS         how many tests run side by side (2), but for those that are marked `alone`
 #   ARGS         what to hand to `python -m chatsvc` or to pytest: make run ARGS="--port 9000"
 
 SHELL := bash
@@ -17,9 +18,15 @@ SHELL := bash
 PYTHON ?=
 TORCH_INDEX ?=
 ARGS ?=
+JOBS ?= 2
 MINUTES ?= 10
 SEED ?=
 REPLICAS ?= 3
+
+# The tests of one kind, file by file on JOBS processes; then one after the other those that bear no company. pytest
+# ends with 5 when there are none.
+pytest = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(1) and not alone" $(ARGS) || [ $$? -eq 5 ]; \
+  $(BIN)/python -m pytest -m "$(1) and alone" $(ARGS) || [ $$? -eq 5 ]
 
 BIN := .venv/bin
 WEB := chatsvc/web
@@ -70,12 +77,12 @@ test-web: $(NPM_STAMP)
 
 .PHONY: test-quick
 test-quick: $(DEV_STAMP) $(PAGE)
-	$(BIN)/python -m pytest -m "not slow and not soak" $(ARGS)
+	$(call pytest,not slow and not soak)
 	@$(say_without_chromium)
 
 .PHONY: test-slow
 test-slow: $(DEV_STAMP) $(PAGE) ## the slow tests only
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(call pytest,slow)
 	@$(say_without_chromium)
 
 .PHONY: test-soak
