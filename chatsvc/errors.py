@@ -6,8 +6,8 @@ same request may succeed later, and after how many seconds. ``api/errors.py`` tu
 what to do, and never hold message text or secrets.
 
     ChatError
-    ├── InvalidInput ─ InvalidCursor · UnknownParent · UnknownModel · CannotContinue · MessageTooLong · PayloadTooLarge
-    │               · HeadTooLarge
+    ├── InvalidInput ─ InvalidCursor · UnknownParent · UnknownModel · CannotContinue · MessageTooLong
+    │               · SystemPromptTooLong · PayloadTooLarge · HeadTooLarge
     ├── NotAuthenticated · NotAllowed
     ├── NotFound
     ├── ConversationBusy · IdempotencyMismatch
@@ -86,6 +86,14 @@ class MessageTooLong(InvalidInput):
 
     code = "message_too_long"
     title = "The conversation does not fit the model's context window"
+    status = 422
+
+
+class SystemPromptTooLong(InvalidInput):
+    """A system prompt that would leave too little of the model's window. ``extra`` has the numbers, in tokens."""
+
+    code = "system_prompt_too_long"
+    title = "The system prompt is too long for the model's context window"
     status = 422
 
 

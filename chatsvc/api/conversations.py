@@ -6,6 +6,7 @@ from typing import Annotated
 
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import Parameter
+from msgspec import UNSET
 
 from chatsvc.api.ratelimit import ratelimit_headers
 from chatsvc.api.schemas import (
@@ -16,6 +17,7 @@ from chatsvc.api.schemas import (
     MessageOut,
     Page,
     PatchConversation,
+    PatchMessage,
     PostMessage,
     PostResponse,
     accepted,
@@ -57,7 +59,7 @@ class ConversationController(Controller):
         self, data: CreateConversation, principal: Principal, store: Store, scheduler: Scheduler
     ) -> ConversationOut:
         """An empty conversation. It gets its title from the first message unless one is given."""
-        scheduler.check_model(data.model)
+        await scheduler.check_system_prompt(data.model, data.system_prompt)
         new = NewConversation(
             id=new_conversation_id(),
             title=data.title,
@@ -107,7 +109,13 @@ class ConversationController(Controller):
         self, conversation_id: str, data: PatchConversation, principal: Principal, store: Store, scheduler: Scheduler
     ) -> ConversationOut:
         """Change the title, the head, the system prompt, the model or the pin; what is absent stays."""
-        scheduler.check_model(data.model)
+        conversation_id = plausible(conversation_id, "conversation")
+        if data.model is not UNSET or data.system_prompt is not UNSET:
+            before = await store.conversations.get(principal.user_id, conversation_id)
+            await scheduler.check_system_prompt(
+                before.model if data.model is UNSET else data.model,
+                before.system_prompt if data.system_prompt is UNSET else data.system_prompt,
+            )
         changes = ConversationPatch(
             title=data.title,
             head_message_id=data.head_message_id,
@@ -115,7 +123,6 @@ class ConversationController(Controller):
             pinned=data.pinned,
             model=data.model,
         )
-        conversation_id = plausible(conversation_id, "conversation")
         return conversation_out(await store.conversations.update(principal.user_id, conversation_id, changes))
 
     @delete("/{conversation_id:str}", operation_id="deleteConversation", summary="Delete a conversation")
@@ -157,6 +164,15 @@ class MessageController(Controller):
     dto = StrictJson
     return_dto = None
     tags = ("messages",)
+
+    @patch("/{message_id:str}", operation_id="pinMessage", summary="Pin a message")
+    async def change(
+        self, message_id: str, data: PatchMessage, principal: Principal, store: Store, tokens: StreamTokens
+    ) -> MessageOut:
+        """Pin a message, or let it go: a pinned one is shown to the model as it is, also when it is folded."""
+        message_id = plausible(message_id, "message")
+        message = await store.conversations.pin(principal.user_id, message_id, pinned=data.pinned)
+        return message_out(message, tokens.url)
 
     @post("/{message_id:str}/responses", status_code=202, operation_id="answerAgain", summary="Answer a message again")
     async def answer_again(

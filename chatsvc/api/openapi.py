@@ -33,7 +33,8 @@ _STREAM_EXAMPLE: Final = (
     'id: 1\nevent: start\ndata: {"response_id":"resp_local_0199…","message_id":"msg_0199…",'
     '"model":"SmolLM2-135M-Instruct","created_at":"2026-01-01T12:00:00Z"}\n\n'
     'id: 2\nevent: context\ndata: {"condensed":false,"summary_through":null,"retrieved":[],"prompt_tokens":37,'
-    '"cached_tokens":0,"window":8192}\n\n'
+    '"cached_tokens":0,"window":8192,"left_out":0,"parts":{"system":0,"memory":0,"summary":0,"pinned":0,'
+    '"verbatim":0,"recalled":0,"question":37}}\n\n'
     'id: 3\nevent: delta\ndata: {"text":"The capital"}\n\n'
     'id: 4\nevent: delta\ndata: {"text":" of France is Paris."}\n\n'
     'id: 5\nevent: done\ndata: {"message_id":"msg_0199…","finish_reason":"stop",'
@@ -48,7 +49,7 @@ repeat.
 |---|---|
 | `queued` (no id) | `{position, eta_s, tier}` |
 | `start` | `{response_id, message_id, model, created_at}` |
-| `context` | `{condensed, summary_through, retrieved, prompt_tokens, cached_tokens, window}` |
+| `context` | `{condensed, summary_through, retrieved, prompt_tokens, cached_tokens, window, left_out, parts}` |
 | `delta` | `{text}`: append it |
 | `snapshot` | `{text, reason}`: replace what you show, go on from this id |
 | `done` | `{message_id, finish_reason, usage}`; the last event |

@@ -10,6 +10,7 @@ from typing import Any, Final
 CONVERSATION_ID: Final = "conv_0199c1a2b3c47d5e8f708192a3b4c5d6"
 QUESTION_ID: Final = "msg_0199c1a2b3c57d5e8f708192a3b4c5d6"
 REPLY_ID: Final = "msg_0199c1a2b3c67d5e8f708192a3b4c5d6"
+SUMMARY_ID: Final = "sum_0199c1a2b3c87d5e8f708192a3b4c5d6"
 RESPONSE_ID: Final = "resp_local_0199c1a2b3c77d5e8f708192a3b4c5d6"
 STREAM_URL: Final = f"/v1/responses/{RESPONSE_ID}/stream?token=AGsM60CcRnR9kxn_zgB7801ePDaR"
 _MADE: Final = "2026-01-01T12:00:00.000000Z"
@@ -36,6 +37,7 @@ _question: Final[dict[str, Any]] = {
     "finish_reason": None,
     "error_code": None,
     "tokens": 7,
+    "pinned": False,
     "created_at": _MADE,
     "stream_url": None,
 }
@@ -90,6 +92,26 @@ ANSWERS: Final[dict[str, Any]] = {
         "ended_at": _MADE,
         "stream_url": STREAM_URL,
     },
+    "getContext": {
+        "window": 8192,
+        "reply_reserve": 2048,
+        "prompt_tokens": 5310,
+        "cached_tokens": 4992,
+        "parts": {
+            "system": 24,
+            "memory": 0,
+            "summary": 610,
+            "pinned": 96,
+            "verbatim": 3890,
+            "recalled": 648,
+            "question": 42,
+        },
+        "condensed": True,
+        "left_out": 0,
+        "summary": {"id": SUMMARY_ID, "version": 1, "through_message_id": REPLY_ID, "tokens": 574},
+        "recalled": [{"message_ids": [QUESTION_ID, REPLY_ID], "score": 1.42, "tokens": 210, "created_at": _MADE}],
+    },
+    "pinMessage": {**_question, "pinned": True},
     "stopResponse": {"status": "streaming"},
     "getMe": {
         "user": {"id": "ada"},

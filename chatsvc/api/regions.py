@@ -1,6 +1,7 @@
 """Replies of other regions: what names one of them is asked of its home region and passed on.
 
     GET  /v1/responses/{id}          ┐
+    GET  /v1/responses/{id}/context  │
     GET  /v1/responses/{id}/stream   ├─ id names a peer ─▶ who calls? ─▶ ask there, signed ─▶ pass the answer on
     POST /v1/responses/{id}/stop     ┘                                     └─ unreachable ─▶ ended in our store? ─▶ here
 
@@ -40,7 +41,7 @@ from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
 
-_ROUTE: Final = re.compile(r"/v1/responses/([^/]+)(/stream|/stop)?")
+_ROUTE: Final = re.compile(r"/v1/responses/([^/]+)(/stream|/stop|/context)?")
 _METHODS: Final = {None: "GET", "/stream": "GET", "/stop": "POST"}
 _SILENT_HEARTBEATS: Final = 2
 _PASSED_ON_HEADERS: Final[tuple[bytes, ...]] = (b"content-type", b"retry-after")

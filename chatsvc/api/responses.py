@@ -7,6 +7,7 @@ from typing import Final
 
 from litestar import Controller, get, post
 
+from chatsvc.api.context import ContextOut, context_out
 from chatsvc.api.conversations import plausible
 from chatsvc.api.schemas import (
     MeOut,
@@ -22,6 +23,7 @@ from chatsvc.api.schemas import (
 from chatsvc.api.stream_token import StreamTokens
 from chatsvc.clock import Clock
 from chatsvc.config import Config
+from chatsvc.errors import NotFound
 from chatsvc.limits import Principal
 from chatsvc.scheduler import Scheduler
 from chatsvc.store import Store
@@ -42,6 +44,17 @@ class ResponseController(Controller):
         """Status, place in the queue while waiting, usage and error once ended."""
         run = await store.runs.get(principal.user_id, plausible(response_id, "response"))
         return response_out(run, await scheduler.position(run), tokens.url)
+
+    @get("/{response_id:str}/context", operation_id="getContext", summary="What a reply's prompt was made of")
+    async def context(self, response_id: str, principal: Principal, store: Store) -> ContextOut:
+        """How the window was used: tokens by part, what a summary stands for, which old turns were quoted.
+
+        404 until it is known: while the reply waits for its turn, and for a moment after.
+        """
+        report = await store.runs.context(principal.user_id, plausible(response_id, "response"))
+        if report is None:
+            raise NotFound("What this reply's prompt is made of is not known yet.")
+        return context_out(report)
 
     @post("/{response_id:str}/stop", status_code=202, operation_id="stopResponse", summary="Stop a reply")
     async def stop(self, response_id: str, principal: Principal, scheduler: Scheduler) -> StopOut:

@@ -85,6 +85,12 @@ class PostMessage(Body, frozen=True, kw_only=True):
     background: bool = False
 
 
+class PatchMessage(Body, frozen=True, kw_only=True):
+    """``PATCH /v1/messages/{id}``."""
+
+    pinned: Annotated[bool, Meta(description="Whether the model is to keep seeing it as it is, also when folded.")]
+
+
 class PostResponse(Body, frozen=True, kw_only=True):
     """``POST /v1/messages/{id}/responses``."""
 
@@ -118,6 +124,7 @@ class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     error_code: str | None
     tokens: int | None
+    pinned: bool
     created_at: datetime
     stream_url: str | None = None
 
@@ -272,6 +279,7 @@ def message_out(message: Message, stream_url: StreamUrl) -> MessageOut:
         finish_reason=message.finish_reason,
         error_code=message.error_code,
         tokens=message.tokens,
+        pinned=message.pinned,
         created_at=message.created_at,
         stream_url=stream_url(message.response_id) if open_reply and message.response_id else None,
     )

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from chatsvc.errors import MessageTooLong
+from chatsvc.errors import MessageTooLong, SystemPromptTooLong
 
 DEFAULT_REPLY_TOKENS: Final = 4096
 """Reply length when the request names none, and the model nothing shorter."""
@@ -93,6 +93,20 @@ def split(
         recalled=min(recall_tokens, part),
         step=max(1, min(step_tokens, window // STEP_SHARE, usual)),
     )
+
+
+def check_system(system_tokens: int, window: int) -> None:
+    """Raises ``SystemPromptTooLong`` with the numbers when a system prompt leaves too little of a window."""
+    limit = window // SYSTEM_SHARE
+    if system_tokens > limit:
+        raise SystemPromptTooLong(
+            f"The system prompt has {system_tokens} tokens; at most {limit} are taken, half of the {window} tokens of"
+            " this model's context window. Shorten it, or choose a model with a larger window.",
+            field="system_prompt",
+            tokens=system_tokens,
+            window=window,
+            limit=limit,
+        )
 
 
 def check_question(budget: Budget, question_tokens: int) -> None:

@@ -15,10 +15,11 @@ import msgspec
 
 from chatsvc.config import ContextConfig
 from chatsvc.context.assemble import assemble, in_order, question_of
-from chatsvc.context.budget import Budget, check_question, clipped, cuts, first_fit, reply_limit, split
+from chatsvc.context.budget import Budget, check_question, check_system, clipped, cuts, first_fit, reply_limit, split
 from chatsvc.context.material import Assembled, Material, Recalled
 from chatsvc.context.turns import turns
 from chatsvc.conversation import Branch, BranchView, Conversation, Message, Role, Summary
+from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.prompt import ChatMessage, ContextReport, Prompt, PromptParts, RecalledTurn, SummaryUsed
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
@@ -99,12 +100,16 @@ class Prompts:
         assembled = assemble(_material(wanted, wanted.view.verbatim))
         return sum(len(message.content) for message in assembled.messages) // CHARS_PER_TOKEN
 
-    async def system_limit(self, model: str, system_prompt: str) -> tuple[int, int] | None:
-        """The tokens of a system prompt, and those of the model's window; None where the engine is elsewhere."""
+    async def check_system(self, model: str, system_prompt: str) -> None:
+        """Raises ``SystemPromptTooLong``. An engine that is elsewhere, or away, is not asked."""
         engine = self._engines.get(model)
         if engine is None:
-            return None
-        return len(await engine.encode(system_prompt)), _window(engine)
+            return
+        try:
+            window, tokens = _window(engine), len(await engine.encode(system_prompt))
+        except EngineUnavailable:
+            return  # what cannot be counted now is refused with the message it leaves no room for
+        check_system(tokens, window)
 
     async def overhead(self, model: str, engine: Engine) -> int:
         """Tokens that the chat template adds to a message."""

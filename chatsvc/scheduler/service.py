@@ -171,6 +171,15 @@ class Scheduler:
     def watch_position(self, run: Run, teller: Teller) -> Watch:
         """Be told where a queued run stands, now and when it changes."""
         return self.positions.watch(run, teller)
+    async def check_system_prompt(self, model: str | None, system_prompt: str | None) -> None:
+        """Raises ``UnknownModel``, and ``SystemPromptTooLong`` for one of more than half the model's window.
+
+        Where the model is not in this process, only what it makes of messages can tell.
+        """
+        self.check_model(model)
+        if system_prompt:
+            await self.prompts.check_system(model or self.default_model, system_prompt)
+
 
     def health(self) -> Mapping[str, EngineHealth]:
         """The engines' last known health, by model."""

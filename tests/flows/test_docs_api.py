@@ -55,7 +55,7 @@ async def test_the_examples_do_what_the_page_says(start_server):
     assert json.loads(stop)["status"] in {"streaming", "stopped"}
     assert events(go_on)[0][-1] == "done"
     assert events(again)[0][-1] == "done"
-    listed, tree, branch, changed, state, models, me = (json.loads(line) for line in split_answers(reads))
+    listed, tree, branch, changed, state, context, pinned, models, me = (json.loads(line) for line in split_answers(reads))
     assert listed["data"][0]["title"] == "Capitals"
     replies = [message for message in tree["messages"] if message["role"] == "assistant"]
     assert [reply["status"] for reply in replies] == ["complete", "stopped", "complete", "complete"]
@@ -64,6 +64,8 @@ async def test_the_examples_do_what_the_page_says(start_server):
     assert len(branch["data"]) == 2
     assert changed["pinned"] is True
     assert state["status"] == "complete"
+    assert context["parts"]["question"] == context["prompt_tokens"] > 0
+    assert pinned["pinned"] is True
     assert [model["id"] for model in models["data"]] == ["scripted"]
     assert me["user"] == {"id": "local"}
     assert delete.strip() == "204"

@@ -22,6 +22,8 @@ ROUTES = [
     ("POST", "/v1/messages/{user_message}/responses", {"client_msg_id": "{fresh}"}),
     ("POST", "/v1/messages/{message}/responses", {"client_msg_id": "{fresh}"}),
     ("GET", "/v1/responses/{response}", None),
+    ("GET", "/v1/responses/{response}/context", None),
+    ("PATCH", "/v1/messages/{message}", {"pinned": True}),
     ("GET", "/v1/responses/{response}/stream", None),
     ("POST", "/v1/responses/{response}/stop", None),
     ("DELETE", "/v1/conversations/{conversation}", None),
