@@ -2,13 +2,14 @@
 
 ``Scheduler`` is the door of this room: the API knows nothing behind it.
 
-    submit.py     validate → admit → one transaction            queue.py      who is next (pure)
+    submit.py     validate → admit → one transaction            fair_queue.py who is next (pure)
+    degrade.py    what is given up when it is tight (pure)      pressure.py   … measured and applied
     dispatch.py   free slot → claim → task                      runner.py     one run, from claim to end: the main path
     lease.py      heartbeat, orphans                            checkpoint.py partial text, every 10 s
     positions.py  where a waiting run stands                    ending.py     how an end looks
 """
 
+from chatsvc.scheduler.request import NewAnswer, NewMessage
 from chatsvc.scheduler.service import Scheduler
-from chatsvc.scheduler.submit import NewAnswer, NewMessage
 
 __all__ = ["NewAnswer", "NewMessage", "Scheduler"]

@@ -18,6 +18,7 @@ from chatsvc.inference.base import Engine
 from chatsvc.run import Run, WaitingRun, waiting
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.lines import Lines, Meter
+from chatsvc.scheduler.pressure import Pressure
 from chatsvc.scheduler.prompts import Prepared
 from chatsvc.scheduler.runner import Runner
 from chatsvc.store import Store
@@ -53,6 +54,7 @@ class Dispatcher:
         lines: Lines,
         engines: Mapping[str, Engine],
         runner: Runner,
+        pressure: Pressure,
         worker_id: str,
     ) -> None:
         self.worker_id = worker_id
@@ -60,6 +62,7 @@ class Dispatcher:
         self._lines = lines
         self._engines = engines
         self._runner = runner
+        self._pressure = pressure
         self._active: dict[str, ActiveRun] = {}
         self._claiming: dict[str, Interrupt | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,6 +77,7 @@ class Dispatcher:
     def offer(self, run: WaitingRun) -> None:
         """A run waits. Called for runs posted here and for those that Postgres notifies of."""
         if run.id not in self._active and run.id not in self._claiming and self._lines.put(run):
+            self._pressure.waits(run)
             self._work.set()
 
     @contextlib.contextmanager
@@ -231,6 +235,7 @@ class Dispatcher:
         if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
             active.interrupt(why)
         self._active[run.id] = active
+        self._pressure.begins(run)
         self._idle.clear()
         task = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
         self._tasks.add(task)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import structlog
 
-from chatsvc.errors import kind_of
+from chatsvc.errors import ChatError, kind_of
 from chatsvc.events import Done, Error, Event
 from chatsvc.limits import Usage
 from chatsvc.run import Outcome, Run, RunStatus
+from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter
 
@@ -51,6 +52,24 @@ def terminal_event_for(message_id: str, outcome: Outcome) -> Event:
         error_code=outcome.error_code,
         error_message=outcome.error_message,
     )
+
+
+async def end_queued(
+    store: Store, writer: LogWriter, run: Run, kind: type[ChatError], message: str, ttl_s: float
+) -> bool:
+    """End a run that waits as failed, with a plain sentence. False: it did not wait any more, and nothing changed."""
+    kept = await store.runs.kept_text(run)
+    outcome = Outcome(
+        status=RunStatus.FAILED,
+        text=kept,
+        last_seq=seq_of_end(run.last_seq, kept),
+        error_code=kind.code,
+        error_message=message,
+    )
+    ended = await store.runs.finish_queued(run.id, outcome)
+    if ended is not None:
+        await announce(writer, ended, kept, ttl_s)
+    return ended is not None
 
 
 async def announce(writer: LogWriter, run: Run, kept: str, ttl_s: float) -> None:

@@ -22,7 +22,7 @@ import structlog
 from chatsvc.clock import Clock
 from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
 from chatsvc.run import Outcome, Run, RunStatus
-from chatsvc.scheduler.ending import announce, seq_of_end, terminal_event_for
+from chatsvc.scheduler.ending import end_queued, terminal_event_for
 from chatsvc.store import SettledReply, Store
 from chatsvc.streamlog.base import Fenced, StreamLog
 from chatsvc.streamlog.snapshot import text_through
@@ -187,17 +187,8 @@ class Orphans:
     async def _fail_unserved(self) -> None:
         try:
             for run in await self._store.runs.unserved():
-                kept = await self._store.runs.kept_text(run)
-                outcome = Outcome(
-                    status=RunStatus.FAILED,
-                    text=kept,
-                    last_seq=seq_of_end(run.last_seq, kept),
-                    error_code=UnknownModel.code,
-                    error_message=f"The model {run.model} is not served any more. Choose another one.",
-                )
-                ended = await self._store.runs.finish_queued(run.id, outcome)
-                if ended is not None:
-                    await announce(self._writer, ended, kept, self._log_ttl_s)
+                message = f"The model {run.model} is not served any more. Choose another one."
+                if await end_queued(self._store, self._writer, run, UnknownModel, message, self._log_ttl_s):
                     _log.warning("queued run of an unserved model ended", run_id=run.id, model=run.model)
         except StoreUnavailable as error:
             _log.warning("unserved runs not looked for", reason=error.detail)

@@ -30,6 +30,7 @@ from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.ending import terminal_event_for
 from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.patience import patiently
+from chatsvc.scheduler.pressure import HISTORY
 from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
@@ -76,6 +77,7 @@ class Runner:
         forgetter: LogForgetter,
         clock: Clock,
         log_ttl_s: float,
+        history_share: float,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -85,6 +87,7 @@ class Runner:
         self._forgetter = forgetter
         self._clock = clock
         self._log_ttl_s = log_ttl_s
+        self._history_share = history_share
         self.ended: Counter[tuple[str, str]] = Counter()
         """Replies ended by this process, by model and status."""
         self.tokens: Counter[tuple[str, str]] = Counter()
@@ -157,7 +160,14 @@ class Runner:
         engine = self._engines[run.model]
         if reply.last_seq == 0:
             reply.event(
-                Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=self._clock.now())
+                Start(
+                    response_id=run.id,
+                    message_id=run.message_id,
+                    model=run.asked_model or run.model,
+                    created_at=self._clock.now(),
+                    served_model=run.model,
+                    degraded=run.degraded,
+                )
             )
         prepared = active.prepared or await self._prepared(run, progress)
         prompt, report = prepared.prompt, prepared.report
@@ -209,6 +219,7 @@ class Runner:
                 view=view,
                 leaf_id=run.user_message_id,
                 max_tokens=run.max_tokens,
+                history_share=self._history_share if HISTORY in run.degraded else 1.0,
             )
         )
 

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from chatsvc.clock import Clock
-from chatsvc.config import Config
+from chatsvc.config import AuthMode, Config
 from chatsvc.errors import Draining, StoreUnavailable
 from chatsvc.events import Queued
 from chatsvc.inference.base import Engine, EngineHealth
@@ -27,10 +27,13 @@ from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.lease import LeaseKeeper
 from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.orphans import Orphans
+from chatsvc.scheduler.overdue import Overdue
 from chatsvc.scheduler.positions import Positions, Teller, Watch
+from chatsvc.scheduler.pressure import Pressure
 from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.request import NewAnswer, NewMessage
 from chatsvc.scheduler.runner import Runner
-from chatsvc.scheduler.submit import NewAnswer, NewMessage, Submitter
+from chatsvc.scheduler.submit import Submitter
 from chatsvc.store import Signal, Store, Submitted
 from chatsvc.streamlog.base import StreamLog
 from chatsvc.streamlog.writer import LogWriter
@@ -73,6 +76,14 @@ class Scheduler:
         weights = {name: tier.weight for name, tier in config.tiers.items()}
         lines = Lines(engines, slots, weights, clock, config.service)
         self.positions = Positions(store, lines)
+        self._lines = lines
+        self.pressure = Pressure(
+            config=config,
+            models=engines,
+            clock=clock,
+            # With one user there is nobody to share with.
+            enabled=config.degradation.enabled and config.auth.mode is not AuthMode.NONE,
+        )
         self._forgetter = LogForgetter(log, store.deleted_runs)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
         self.prompts = Prompts(engines, config.context)
@@ -85,13 +96,21 @@ class Scheduler:
             forgetter=self._forgetter,
             clock=clock,
             log_ttl_s=self._log_ttl_s,
+            history_share=config.degradation.history_share,
         )
         self.dispatcher = Dispatcher(
             store=store,
             lines=lines,
             engines=engines,
             runner=self._runner,
+            pressure=self.pressure,
             worker_id=f"{config.region}-{uuid.uuid4().hex}",
+        )
+        self._overdue = Overdue(
+            store=store,
+            writer=writer,
+            log_ttl_s=self._log_ttl_s,
+            gone=lambda run: self.dispatcher.interrupt(run.id, Interrupt.GONE),
         )
         self._orphans = Orphans(store=store, log=log, writer=writer, clock=clock, log_ttl_s=self._log_ttl_s)
         self._lease = LeaseKeeper(
@@ -110,13 +129,13 @@ class Scheduler:
             engines=engines,
             models=frozenset(config.models),
             default_model=default_model,
-            tiers=config.tiers,
             region=config.region,
             max_content_chars=config.server.max_content_chars,
             is_ready=self._is_ready,
             # A reply that nobody could watch is not begun; those that run go on without Redis.
             check_log=log.ping,
             dispatcher=self.dispatcher,
+            pressure=self.pressure,
             prompts=self.prompts,
             cost=config.service,
         )
@@ -126,12 +145,14 @@ class Scheduler:
     async def submit(self, principal: Principal, conversation_id: str, new: NewMessage) -> Submitted:
         """Store a user message and queue its reply; see ``Submitter.message`` for what is raised."""
         self._refuse_when_draining()
-        return await self._submitter.message(principal, conversation_id, new)
+        with self.pressure.counting(principal.tier):
+            return await self._submitter.message(principal, conversation_id, new)
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message; see ``Submitter.answer_again``."""
         self._refuse_when_draining()
-        return await self._submitter.answer_again(principal, user_message_id, new)
+        with self.pressure.counting(principal.tier):
+            return await self._submitter.answer_again(principal, user_message_id, new)
 
     async def stop(self, user_id: str, response_id: str) -> Run:
         """Stop a reply, wherever it runs (L9); one that has ended stays as it is. Raises ``NotFound``."""
@@ -275,6 +296,7 @@ class Scheduler:
                 return
             tasks.create_task(self._checkpoints.run(), name="checkpoints")
             tasks.create_task(self._watch_health(), name="engine health")
+            tasks.create_task(self.pressure.run(self._lines.ids, self._overdue.refuse), name="degradation")
             tasks.create_task(self.dispatcher.run(), name="dispatch")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
             tasks.create_task(self._abandonment.run(), name="abandoned replies")
@@ -283,6 +305,7 @@ class Scheduler:
     async def aclose(self) -> None:
         """Cut what still runs, and give the lease up so that nobody waits for it to run out."""
         await self.dispatcher.aclose()
+        await self._overdue.aclose()
         await self._orphans.aclose()
         try:
             await self._store.workers.leave(self.dispatcher.worker_id)

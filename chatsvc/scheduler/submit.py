@@ -7,18 +7,17 @@ replies, rows ─▶ begun at once, or offered to the queue
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from chatsvc.conversation import BranchView, Message
 from chatsvc.errors import (
-    CannotContinue,
     ConversationBusy,
     EngineUnavailable,
     InvalidInput,
+    MessageTooLong,
     NotFound,
     StoreUnavailable,
     UnknownModel,
@@ -27,44 +26,33 @@ from chatsvc.errors import (
 from chatsvc.events import clean_text
 from chatsvc.ids import new_message_id, new_response_id
 from chatsvc.inference.base import Engine
-from chatsvc.limits import Principal, ServiceCost, Tier, TierName
-from chatsvc.run import RunStatus, WaitingRun, waiting
+from chatsvc.limits import Principal, ServiceCost, TierName
+from chatsvc.prompt import ContextReport
+from chatsvc.run import WaitingRun, waiting
 from chatsvc.scheduler.admission import EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
+from chatsvc.scheduler.pressure import Pressure, Terms
 from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
+from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
 """A message sent right after a stop waits so long for that reply's end."""
 STOPPING_POLL_S: Final = 0.02
-TITLE_CHARS: Final = 60
-CUT_MARKS: Final = " .,;:!?…-–—。、，；：！？"
-"""Not kept before the "…" of a title that was cut: "like this.…" reads as a slip."""
-MAX_CLIENT_MSG_ID_CHARS: Final = 200
 
 
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A user message to be answered. ``parent_id`` UNSET = the conversation's head, None = a new root."""
+class _Taken(NamedTuple):
+    """A request, ready to be written."""
 
-    content: str
-    client_msg_id: str
-    parent_id: str | msgspec.UnsetType | None = msgspec.UNSET
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    background: bool = False
+    terms: Terms
+    prepared: Prepared | None
+    charge: float
+    wish: WaitingRun
+    """The run that is to be, under its id."""
 
-
-class NewAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish to have a user message answered again."""
-
-    client_msg_id: str
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    background: bool = False
-    continues: Message | None = None
-    """The reply to go on with: a stopped, failed or cut-off answer to that message."""
+    def report(self, place: Place) -> ContextReport | None:
+        """What the prompt is made of, if it begins at once: made anew later, it may be another."""
+        return self.prepared.report if self.prepared is not None and place.owner is not None else None
 
 
 class Submitter:
@@ -80,24 +68,24 @@ class Submitter:
         engines: Mapping[str, Engine],
         models: frozenset[str],
         default_model: str,
-        tiers: Mapping[TierName, Tier],
         region: str,
         max_content_chars: int,
         is_ready: Callable[[str], bool],
         check_log: Callable[[], Awaitable[None]],
         dispatcher: Dispatcher,
         prompts: Prompts,
+        pressure: Pressure,
         cost: ServiceCost,
     ) -> None:
         self._cost = cost
         self._check_log = check_log
         self._dispatcher = dispatcher
         self._prompts = prompts
+        self._pressure = pressure
         self._store = store
         self._engines = engines
         self._models = models
         self._default_model = default_model
-        self._tiers = tiers
         self._region = region
         self._max_content_chars = max_content_chars
         self._is_ready = is_ready
@@ -108,7 +96,7 @@ class Submitter:
         Raises ``InvalidInput`` and its kinds, ``NotFound``, ``IdempotencyMismatch``, ``ConversationBusy``,
         ``TooManyReplies``, ``QuotaExceeded``, ``Unavailable`` and its kinds.
         """
-        request_hash = _hash("message", conversation_id, new)
+        request_hash = digest("message", conversation_id, new)
 
         async def submit() -> Submitted:
             return await self._message(principal, conversation_id, new, request_hash)
@@ -119,7 +107,7 @@ class Submitter:
         self, principal: Principal, conversation_id: str, new: NewMessage, request_hash: bytes
     ) -> Submitted:
         ground = await self._store.runs.ground(
-            principal.user_id, conversation_id, new.parent_id, _checked_id(new.client_msg_id), request_hash
+            principal.user_id, conversation_id, new.parent_id, checked_id(new.client_msg_id), request_hash
         )
         if ground.known is not None:
             return ground.known
@@ -133,18 +121,19 @@ class Submitter:
             raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
         if view is not None:
             await self._refuse_running(principal, view.leaf)
-        model = self._checked_model(new.model or conversation.model)
+        named = new.model or conversation.model
         wanted = Wanted(
-            model=model,
+            model=self._checked_model(named),
             conversation=conversation,
             view=view.branch if view else BranchView(summary=None, pinned=(), verbatim=()),
             leaf_id=view.leaf.id if view else None,
             question=content,
             max_tokens=new.max_tokens,
         )
-        prepared, size, charge = await self._fitting_prompt(wanted)
-        wish = self._wish(principal, model, size, new.max_tokens)
+        taken = await self._on_terms(principal, wanted, named=named is not None)
+        terms, wish = taken.terms, taken.wish
         with self._dispatcher.place(wish) as place:
+            self._refuse_late(wish, place)
             submitted = await self._store.runs.submit(
                 Submission(
                     principal=principal,
@@ -154,23 +143,25 @@ class Submitter:
                     title=None if conversation.title else title_from(content),
                     client_msg_id=new.client_msg_id,
                     request_hash=request_hash,
-                    model=model,
-                    max_tokens=new.max_tokens,
+                    model=terms.model,
+                    max_tokens=terms.max_tokens,
                     temperature=new.temperature,
                     background=new.background,
-                    tier=self._tiers[principal.tier],
-                    charge=charge,
-                    prompt_tokens=size,
+                    tier=terms.tier,
+                    charge=taken.charge,
+                    prompt_tokens=wish.prompt_tokens,
                     user_message_id=new_message_id(),
                     message_id=new_message_id(),
                     response_id=wish.id,
-                    user_tokens=await self._tokens(model, content),
+                    user_tokens=await self._tokens(terms.model, content),
                     at_head=new.parent_id is msgspec.UNSET,
                     owner=place.owner,
-                    context=prepared.report if prepared and place.owner else None,
+                    context=taken.report(place),
+                    asked_model=terms.asked_model if terms.moved else None,
+                    degraded=terms.degraded,
                 )
             )
-            self._begin(submitted, place, prepared)
+            self._begin(submitted, place, taken.prepared, terms)
         return submitted
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
@@ -178,8 +169,8 @@ class Submitter:
         return await self._after_a_stop(lambda: self._answer_again(principal, user_message_id, new))
 
     async def _answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
-        request_hash = _hash("answer", user_message_id, new)
-        client_msg_id = _checked_id(new.client_msg_id)
+        request_hash = digest("answer", user_message_id, new)
+        client_msg_id = checked_id(new.client_msg_id)
         if (replay := await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)) is not None:
             return replay
         await self._check_log()
@@ -187,40 +178,43 @@ class Submitter:
         conversation, view = await self._store.conversations.view(
             principal.user_id, message.conversation_id, user_message_id
         )
-        model = self._checked_model(new.model or conversation.model)
+        named = new.model or conversation.model
         wanted = Wanted(
-            model=model,
+            model=self._checked_model(named),
             conversation=conversation,
             view=view,
             leaf_id=user_message_id,
-            continued=_continuable(new.continues) if new.continues is not None else None,
+            continued=continuable(new.continues) if new.continues is not None else None,
             max_tokens=new.max_tokens,
         )
-        prepared, size, charge = await self._fitting_prompt(wanted)
-        wish = self._wish(principal, model, size, new.max_tokens)
+        taken = await self._on_terms(principal, wanted, named=named is not None)
+        terms, wish = taken.terms, taken.wish
         with self._dispatcher.place(wish) as place:
+            self._refuse_late(wish, place)
             submitted = await self._store.runs.regenerate(
                 Regeneration(
                     principal=principal,
                     user_message_id=user_message_id,
                     client_msg_id=client_msg_id,
                     request_hash=request_hash,
-                    model=model,
-                    max_tokens=new.max_tokens,
+                    model=terms.model,
+                    max_tokens=terms.max_tokens,
                     temperature=new.temperature,
                     background=new.background,
-                    tier=self._tiers[principal.tier],
-                    charge=charge,
-                    prompt_tokens=size,
+                    tier=terms.tier,
+                    charge=taken.charge,
+                    prompt_tokens=wish.prompt_tokens,
                     message_id=new_message_id(),
                     response_id=wish.id,
                     continues_message_id=new.continues.id if new.continues else None,
                     owner=place.owner,
-                    context=prepared.report if prepared and place.owner else None,
+                    context=taken.report(place),
+                    asked_model=terms.asked_model if terms.moved else None,
+                    degraded=terms.degraded,
                 )
             )
             # The text that is gone on with may have grown since it was read: the runner reads it again.
-            self._begin(submitted, place, prepared if new.continues is None else None)
+            self._begin(submitted, place, taken.prepared if new.continues is None else None, terms)
         return submitted
 
     async def _refuse_running(self, principal: Principal, parent: Message) -> None:
@@ -236,21 +230,50 @@ class Submitter:
             stop_requested=run.stop_requested,
         )
 
-    def _wish(self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None) -> WaitingRun:
-        """The run that is to be, under its id."""
-        return WaitingRun(
+    async def _on_terms(self, principal: Principal, wanted: Wanted, *, named: bool) -> _Taken:
+        """What is wanted, on the terms that hold now. Raises ``MessageTooLong``."""
+        terms = self._terms(principal.tier, wanted, named=named)
+        try:
+            prepared, size, charge = await self._fitting_prompt(terms.of(wanted))
+        except MessageTooLong:
+            if not terms.moved:
+                raise
+            # Too long for the smaller model only: then the one that was asked for answers.
+            terms = self._terms(principal.tier, wanted, named=named, may_move=False)
+            prepared, size, charge = await self._fitting_prompt(terms.of(wanted))
+        if prepared is not None and not prepared.report.left_out:
+            terms = terms.with_all_history()
+        wish = WaitingRun(
             id=new_response_id(self._region),
             user_id=principal.user_id,
             tier=principal.tier,
-            model=model,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
+            model=terms.model,
+            prompt_tokens=size,
+            max_tokens=terms.max_tokens,
+        )
+        return _Taken(terms, prepared, charge, wish)
+
+    def _terms(self, tier: TierName, wanted: Wanted, *, named: bool, may_move: bool = True) -> Terms:
+        engine = self._engines.get(wanted.model)
+        return self._pressure.terms(
+            tier,
+            wanted.model,
+            named=named,
+            max_tokens=wanted.max_tokens,
+            reply_tokens=engine.limits.reply_tokens if engine else None,
+            is_ready=self._is_ready if may_move else lambda _: False,
         )
 
-    def _begin(self, submitted: Submitted, place: Place, prepared: Prepared | None) -> None:
+    def _refuse_late(self, wish: WaitingRun, place: Place) -> None:
+        """Raises ``TooLate``: better a no at once than a yes after the deadline."""
+        if place.owner is None:
+            self._pressure.refuse_late(wish.tier, wish.model)
+
+    def _begin(self, submitted: Submitted, place: Place, prepared: Prepared | None, terms: Terms) -> None:
         run = submitted.run
         if not submitted.created:
             return
+        self._pressure.note(run.tier, terms)
         if place.owner is not None:
             place.take(run, prepared)
         else:
@@ -323,45 +346,3 @@ class Submitter:
                 if loop.time() >= give_up:
                     break
                 await asyncio.sleep(STOPPING_POLL_S)
-
-
-def _checked_id(client_msg_id: str) -> str:
-    if not 0 < len(client_msg_id) <= MAX_CLIENT_MSG_ID_CHARS or not client_msg_id.isprintable():
-        raise InvalidInput(
-            f"client_msg_id must be 1 to {MAX_CLIENT_MSG_ID_CHARS} printable characters, new for each message.",
-            field="client_msg_id",
-        )
-    return client_msg_id
-
-
-def title_from(content: str) -> str:
-    """The first words of a message, as a conversation's title until somebody names it."""
-    words = " ".join(content.split())
-    if len(words) <= TITLE_CHARS:
-        return words
-    cut = words[:TITLE_CHARS]
-    whole = cut[: cut.rfind(" ")] if " " in cut[TITLE_CHARS // 2 :] else cut
-    return (whole.rstrip(CUT_MARKS) or whole) + "…"
-
-
-def _continuable(reply: Message) -> Message:
-    """The reply, if there is more to say. Raises ``CannotContinue``."""
-    if reply.status in {RunStatus.STOPPED, RunStatus.FAILED} or reply.finish_reason == "length":
-        return reply
-    raise CannotContinue(
-        "Only a reply that was stopped, failed, or reached its limit of tokens can be continued. "
-        "To have the message answered once more, leave out 'continue'.",
-        field="continue",
-    )
-
-
-def _hash(kind: str, target: str, new: NewMessage | NewAnswer) -> bytes:
-    """A digest of all that makes the request what it is:
-
-    the same id with another digest is a different request (L8).
-    """
-    if isinstance(new, NewAnswer) and new.continues is not None:
-        # What it says may have grown by a late checkpoint; which one it is, is the request.
-        kind, target, new = "continue", new.continues.id, msgspec.structs.replace(new, continues=None)
-    body = msgspec.json.encode([kind, target, msgspec.to_builtins(new)], order="deterministic")
-    return hashlib.sha256(body).digest()

@@ -77,6 +77,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The worker that has a place for the run: it is claimed as it is written."""
     context: ContextReport | None = None
     """What its prompt is made of, where that is known."""
+    asked_model: str | None = None
+    """The model that was asked for, where it is not ``model``."""
+    degraded: tuple[str, ...] = ()
+    """What is given up for the reply."""
 
 
 class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +103,9 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     """A sibling whose text the new answer begins with."""
     owner: str | None = None
     context: ContextReport | None = None
-    """Both as in ``Submission``."""
+    asked_model: str | None = None
+    degraded: tuple[str, ...] = ()
+    """These four as in ``Submission``."""
 
 
 class NewFold(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +121,9 @@ class NewFold(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """What the summariser is to read, about."""
     max_tokens: int
+    asked_model: str | None = None
+    degraded: tuple[str, ...] = ()
+    """As in ``Submission``, the last three."""
 
 
 class Submitted(msgspec.Struct, frozen=True):

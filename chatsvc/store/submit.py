@@ -88,11 +88,12 @@ _WRITE: Final = statement(
     ), run AS (
         INSERT INTO runs AS r (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash,
             continues_message_id, model, tier, status, attempt, owner, expected_prompt_tokens, max_tokens,
-            temperature, background, charged, context, created_at, started_at)
+            temperature, background, charged, context, asked_model, degraded, created_at, started_at)
         SELECT %(response_id)s, %(user_id)s, %(conversation_id)s, %(user_message_id)s, %(message_id)s,
             %(client_msg_id)s, %(request_hash)s, %(continues_message_id)s, %(model)s, %(tier)s, %(status)s,
             %(attempt)s, %(owner)s, %(expected_prompt_tokens)s, %(max_tokens)s, %(temperature)s, %(background)s,
-            %(charge)s, %(context)s::jsonb, at, CASE WHEN %(owner)s::text IS NOT NULL THEN at END
+            %(charge)s, %(context)s::jsonb, %(asked_model)s, %(degraded)s::text[], at,
+            CASE WHEN %(owner)s::text IS NOT NULL THEN at END
         FROM moment RETURNING {run:r}
     )
     SELECT run.*, standing.*, CASE run.status WHEN 'queued' THEN
@@ -213,6 +214,8 @@ def _params(request: Submission | Regeneration) -> dict[str, Any]:
         "response_id": request.response_id,
         "owner": request.owner,
         "context": json_of(request.context),
+        "asked_model": None if request.asked_model is None else clean_text(request.asked_model),
+        "degraded": list(request.degraded),
         "status": RunStatus.QUEUED if request.owner is None else RunStatus.STREAMING,
         "attempt": 0 if request.owner is None else 1,
     }

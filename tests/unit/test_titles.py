@@ -2,7 +2,7 @@
 
 import pytest
 
-from chatsvc.scheduler.submit import TITLE_CHARS, title_from
+from chatsvc.scheduler.request import TITLE_CHARS, title_from
 
 
 def test_a_short_message_is_its_own_title_as_it_was_written():

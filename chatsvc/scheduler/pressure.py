@@ -1,0 +1,235 @@
+"""How much this process has to give up, by how long runs wait in it, and what that means for one request.
+
+The policy is ``degrade``'s; here it gets its measurements and is applied. Each process judges by the queues it has: one
+without engines gives up nothing. What is given up for a run is settled when it is taken in and stored with it, so that
+a repeated request is answered alike, and nothing is taken from a reply that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+import msgspec
+import structlog
+
+from chatsvc.clock import Clock
+from chatsvc.config import Config
+from chatsvc.errors import NothingLeft, QueueFull, TooLate
+from chatsvc.limits import Tier, TierName
+from chatsvc.run import Run, RunKind, WaitingRun
+from chatsvc.scheduler.degrade import Ladder, SmallModel, measures
+from chatsvc.scheduler.prompts import Wanted
+from chatsvc.scheduler.queue_delay import QueueDelays
+
+_log = structlog.get_logger(__name__)
+
+MODEL: Final = "model"
+MAX_TOKENS: Final = "max_tokens"
+HISTORY: Final = "history"
+"""What may be given up for a reply."""
+MOST_LOOK_S: Final = 1.0
+LOOKS_IN_AN_INTERVAL: Final = 5
+OVERDUE_AT_ONCE: Final = 200
+LEAST_RETRY_S: Final = 5
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On what terms a run is taken in."""
+
+    model: str
+    """The one that answers."""
+    asked_model: str
+    max_tokens: int | None
+    history_share: float = 1.0
+    """What is left of the budget for the conversation's history."""
+    tier: Tier
+    """The user's limits, with as many places in the queue as are left."""
+    degraded: tuple[str, ...] = ()
+    """What was given up: ``model``, ``max_tokens``, ``history``."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether another model answers than was asked for."""
+        return self.model != self.asked_model
+
+    def of(self, wanted: Wanted) -> Wanted:
+        """What was wanted, on these terms."""
+        return msgspec.structs.replace(
+            wanted, model=self.model, max_tokens=self.max_tokens, history_share=self.history_share
+        )
+
+    def with_all_history(self) -> Terms:
+        """The terms of a prompt in which nothing had to be left out."""
+        return msgspec.structs.replace(self, degraded=tuple(what for what in self.degraded if what != HISTORY))
+
+
+class Pressure:
+    """The ladders of all models here. ``run`` is to be kept running; without it nothing is ever given up."""
+
+    def __init__(self, *, config: Config, models: Iterable[str], clock: Clock, enabled: bool) -> None:
+        """``models``: those whose queues are in this process."""
+        targets = {name: tier.queue_target_s for name, tier in config.tiers.items()}
+        self._rules = config.degradation
+        self._tiers = config.tiers
+        self._smaller = {name: model.degrade_to for name, model in config.models.items() if model.degrade_to}
+        self._clock = clock
+        self._ladders = {name: Ladder(config.degradation, targets) for name in models} if enabled else {}
+        self._queues = {name: QueueDelays() for name in models}
+        self.delays: dict[str, dict[TierName, float]] = {name: {} for name in self._queues}
+        """How long runs waited when last looked at, by model and tier."""
+        self.degraded: Counter[tuple[str, TierName, str]] = Counter()
+        """Runs for which something was given up, by model asked for, tier, and what it was."""
+        self.refused: Counter[tuple[TierName, str]] = Counter()
+        """Requests refused because there was too little, or nothing left for the user, by tier and code."""
+
+    # What others tell it ------------------------------------------------------------------------------------------
+
+    def waits(self, run: WaitingRun) -> None:
+        """A run waits here. Work in the background is not counted: to wait is its lot."""
+        if run.model in self._queues and run.kind is RunKind.REPLY:
+            self._queues[run.model].tiers[run.tier].waits(run.id, self._clock.monotonic())
+
+    def begins(self, run: Run) -> None:
+        """A run was claimed by this process."""
+        first = run.attempt == 1 and run.kind is RunKind.REPLY
+        if first and run.model in self._queues and run.started_at is not None:
+            waited_s = max(0.0, (run.started_at - run.created_at).total_seconds())
+            self._queues[run.model].tiers[run.tier].begins(run.id, waited_s, self._clock.monotonic())
+
+    # What others ask it -------------------------------------------------------------------------------------------
+
+    def step(self, model: str) -> int:
+        """On which step of the ladder a model stands here."""
+        return self._ladders[model].step if model in self._ladders else 0
+
+    def steps(self) -> Mapping[str, int]:
+        """On which step each model stands, of those whose queues are here."""
+        return {model: self.step(model) for model in self._queues}
+
+    def allows_background(self, model: str) -> bool:
+        """Whether work that nobody waits for may be done by this model now: titles, folds, embeddings."""
+        return all(measures(self.step(model), tier).background for tier in TierName)
+
+    def terms(
+        self,
+        tier: TierName,
+        asked: str,
+        *,
+        named: bool,
+        max_tokens: int | None,
+        reply_tokens: int | None,
+        is_ready: Callable[[str], bool],
+    ) -> Terms:
+        """On what terms a run is taken in that asks for this model; ``named``: not for want of another wish.
+
+        ``max_tokens`` is what was asked for, ``reply_tokens`` what a reply has at most when nothing was.
+        """
+        step = self.step(asked)
+        model = asked
+        moves = measures(step, tier).small_model
+        smaller = self._smaller.get(asked)
+        if smaller and (moves is SmallModel.ALWAYS or (moves is SmallModel.UNLESS_NAMED and not named)):
+            # Not from the rain into the downpour.
+            model = smaller if is_ready(smaller) and self.step(smaller) <= step else asked
+        held = measures(step, tier)
+        degraded = [MODEL] if model != asked else []
+        wanted = max_tokens or reply_tokens
+        if held.cap_tokens and (wanted is None or wanted > self._rules.max_tokens):
+            max_tokens = self._rules.max_tokens
+            degraded.append(MAX_TOKENS)
+        share = self._rules.history_share if held.less_history else 1.0
+        if share < 1:
+            degraded.append(HISTORY)
+        limits = self._tiers[tier]
+        if held.short_queue:
+            places = max(1, math.floor(limits.max_queued * self._rules.queue_share))
+            limits = msgspec.structs.replace(limits, max_queued=places)
+        return Terms(
+            model=model,
+            asked_model=asked,
+            max_tokens=max_tokens,
+            history_share=share,
+            tier=limits,
+            degraded=tuple(degraded),
+        )
+
+    def refuse_late(self, tier: TierName, model: str) -> None:
+        """Raises ``TooLate`` when a run that came now would begin after its deadline, and that matters now."""
+        if model not in self._queues or not measures(self.step(model), tier).refuse_late:
+            return
+        deadline_s = self._tiers[tier].deadline_s
+        expected_s = self._queues[model].tiers[tier].expected_s(self._clock.monotonic())
+        if expected_s > deadline_s:
+            retry_s = self._retry_s(model, tier)
+            raise TooLate(
+                f"So many are waiting that this would begin in about {expected_s:.0f} s, and more than {deadline_s:g} s"
+                f" is too late. Try again in {retry_s} s.",
+                retry_after=retry_s,
+                expected_s=round(expected_s),
+            )
+
+    @contextlib.contextmanager
+    def counting(self, tier: TierName) -> Iterator[None]:
+        """Count a request that is refused within the block for want of something."""
+        try:
+            yield
+        except (NothingLeft, QueueFull, TooLate) as error:
+            self.refused[tier, error.code] += 1
+            raise
+
+    def note(self, tier: TierName, terms: Terms) -> None:
+        """A run was taken in on these terms."""
+        for what in terms.degraded:
+            self.degraded[terms.asked_model, tier, what] += 1
+
+    # What it does -------------------------------------------------------------------------------------------------
+
+    async def run(self, waiting: Callable[[], Collection[str]], refuse: Callable[[dict[str, int]], object]) -> None:
+        """Look at the queues until cancelled.
+
+        ``waiting`` says which runs wait; ``refuse`` is given those that have waited too long, and after how many
+        seconds each may be tried again.
+        """
+        every_s = min(MOST_LOOK_S, self._rules.interval_s / LOOKS_IN_AN_INTERVAL)
+        while True:
+            self.look(waiting())
+            if overdue := self.overdue():
+                refuse(overdue)
+            await asyncio.sleep(every_s)
+
+    def look(self, waiting: Collection[str]) -> None:
+        """Measure, and take or give back a step where it is time."""
+        now = self._clock.monotonic()
+        for model, queues in self._queues.items():
+            delays = queues.look(now, waiting)
+            self.delays[model] = delays
+            ladder = self._ladders.get(model)
+            before = self.step(model)
+            if ladder is not None and ladder.observe(now, delays) != before:
+                shown = {tier.value: round(delay_s, 1) for tier, delay_s in delays.items()}
+                _log.warning("degradation", model=model, step=ladder.step, before=before, queue_delay_s=shown)
+
+    def overdue(self) -> dict[str, int]:
+        """Runs that wait, whose deadline has passed, of models and tiers where that matters now.
+
+        With each, after how many seconds it may be tried again.
+        """
+        now = self._clock.monotonic()
+        found: dict[str, int] = {}
+        for model, queues in self._queues.items():
+            for tier, delay in queues.tiers.items():
+                if measures(self.step(model), tier).refuse_late:
+                    late = islice(delay.overdue(now, self._tiers[tier].deadline_s), OVERDUE_AT_ONCE)
+                    found |= dict.fromkeys(late, self._retry_s(model, tier))
+        return found
+
+    def _retry_s(self, model: str, tier: TierName) -> int:
+        """In so many seconds the tier's queue will be short enough for one more, if nobody came."""
+        expected_s = self._queues[model].tiers[tier].expected_s(self._clock.monotonic())
+        return max(LEAST_RETRY_S, math.ceil(expected_s - self._tiers[tier].deadline_s))

@@ -1,0 +1,262 @@
+"""How long runs wait, and what a request is taken in on when they wait too long."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from chatsvc.config import Config, DegradationConfig, ModelConfig
+from chatsvc.errors import TooLate
+from chatsvc.limits import TierName
+from chatsvc.run import Run, RunKind, RunStatus, WaitingRun
+from chatsvc.scheduler.degrade import TOP
+from chatsvc.scheduler.pressure import Pressure, Terms
+from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelay
+
+FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
+MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def monotonic(self):
+        return self.time
+
+    def now(self):
+        return MIDNIGHT + timedelta(seconds=self.time)
+
+
+class Everybody:
+    """Whoever waited still does."""
+
+    def __contains__(self, run_id):
+        return True
+
+
+always = Everybody()
+
+
+# The delay ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_delay_is_the_median_of_those_who_began_and_those_who_wait():
+    delay = QueueDelay()
+    delay.waits("a", 0.0)
+    delay.waits("b", 6.0)
+    delay.begins("c", 20.0, 10.0)
+    assert delay.look(10.0, always) == 10.0  # of 10, 4 and 20
+    assert delay.look(20.0, always) == 17.0  # of 20 and 14: who began counts in one look only
+
+
+def test_where_nobody_waits_or_begins_there_is_no_delay():
+    delay = QueueDelay()
+    assert delay.look(5.0, always) is None
+    delay.waits("a", 0.0)
+    assert delay.look(5.0, ()) is None
+    assert len(delay) == 0
+
+
+def test_a_few_who_wait_for_long_do_not_make_the_delay():
+    delay = QueueDelay()
+    for number in range(3):
+        delay.waits(f"pile {number}", 0.0)
+    for number in range(20):
+        delay.begins(f"other {number}", 0.1, 100.0)
+    assert delay.look(100.0, always) == pytest.approx(0.1)
+
+
+def test_the_expected_wait_is_what_those_who_begin_take():
+    delay = QueueDelay()
+    for second in range(100):
+        for number in range(4):
+            delay.waits(f"{second} {number}", float(second))
+        for number in range(2):  # half of them begin
+            delay.begins(f"{second // 2} {number + 2 * (second % 2)}", second / 2, float(second))
+    assert len(delay) == 200
+    assert delay.expected_s(100.0) == pytest.approx(100, rel=0.1)
+
+
+def test_while_none_begins_the_oldest_says_how_long_it_takes():
+    delay = QueueDelay()
+    delay.waits("a", 10.0)
+    delay.waits("b", 90.0)
+    assert delay.expected_s(100.0) == 90.0
+    delay.begins("c", 1.0, 100.0)
+    assert delay.expected_s(100.0 + 2 * RATE_WINDOW_S) == 90.0 + 2 * RATE_WINDOW_S
+
+
+def test_only_those_are_overdue_who_have_waited_longer_than_they_may():
+    delay = QueueDelay()
+    for number in range(4):
+        delay.waits(f"{number}", float(number))
+    assert list(delay.overdue(63.0, 61.0)) == ["0", "1"]
+
+
+# The terms ------------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A pressure of two models, whose ladders are pushed up by runs that wait."""
+
+    def __init__(self, *, enabled=True, **rules):
+        self.clock = Clock()
+        models = {
+            "large": ModelConfig(engine="scripted:", default=True, degrade_to="small"),
+            "small": ModelConfig(engine="scripted:"),
+        }
+        config = Config(
+            data_dir=None, models=models, degradation=DegradationConfig(interval_s=1, recover_s=60, **rules)
+        )
+        self.unready = set()
+        self.pressure = Pressure(config=config, models=models, clock=self.clock, enabled=enabled)
+
+    def push(self, step, model="large"):
+        """Let runs of all tiers wait until the model stands on this step."""
+        for tier in TierName:
+            self.waits(f"{model} {tier}", tier, model)
+        while self.pressure.step(model) < step:
+            self.clock.time += 1
+            self.pressure.look(always)
+            assert self.clock.time < 10_000
+        return self
+
+    def waits(self, run_id, tier, model="large", **fields):
+        run = WaitingRun(id=run_id, user_id="ann", tier=tier, model=model, prompt_tokens=1, **fields)
+        self.pressure.waits(run)
+
+    def terms(self, tier=FREE, model="large", *, named=False, max_tokens=None, reply_tokens=4096) -> Terms:
+        return self.pressure.terms(
+            tier,
+            model,
+            named=named,
+            max_tokens=max_tokens,
+            reply_tokens=reply_tokens,
+            is_ready=lambda name: name not in self.unready,
+        )
+
+
+def test_without_pressure_everybody_gets_what_they_asked_for():
+    world = World()
+    for tier in TierName:
+        terms = world.terms(tier, max_tokens=9000)
+        assert (terms.model, terms.max_tokens, terms.history_share, terms.degraded) == ("large", 9000, 1.0, ())
+
+
+def test_free_gets_the_small_model_and_the_paying_tiers_keep_theirs():
+    world = World().push(2)
+    assert (world.terms(FREE).model, world.terms(FREE).degraded) == ("small", ("model",))
+    assert world.terms(FREE, named=True).model == "small"
+    for tier in (PLUS, PRO):
+        assert (world.terms(tier).model, world.terms(tier).degraded) == ("large", ())
+
+
+def test_what_a_paying_user_named_is_kept_to_the_last():
+    world = World().push(TOP)
+    for tier in (PLUS, PRO):
+        assert world.terms(tier).model == "small"
+        assert world.terms(tier, named=True).model == "large"
+        assert "model" not in world.terms(tier, named=True).degraded
+
+
+def test_a_small_model_that_is_not_ready_answers_nobody():
+    world = World().push(2)
+    world.unready.add("small")
+    assert (world.terms().model, world.terms().degraded) == ("large", ())
+
+
+def test_nobody_is_moved_to_a_model_that_is_worse_off():
+    world = World().push(3, "small").push(2, "large")
+    assert world.pressure.step("small") > world.pressure.step("large")
+    assert world.terms().model == "large"
+
+
+def test_only_a_reply_that_could_have_been_longer_is_said_to_be_kept_short():
+    world = World(max_tokens=100).push(3)
+    assert (world.terms(max_tokens=50).max_tokens, world.terms(max_tokens=50).degraded) == (50, ("model",))
+    assert world.terms(max_tokens=101).degraded == ("model", "max_tokens")
+    assert world.terms(max_tokens=101).max_tokens == 100
+    assert world.terms(reply_tokens=80).max_tokens is None
+    assert world.terms(reply_tokens=None).max_tokens == 100
+
+
+def test_less_history_and_a_shorter_queue_come_with_their_steps():
+    world = World(history_share=0.25, queue_share=0.1).push(4)
+    assert (world.terms().history_share, world.terms().tier.max_queued) == (0.25, 200)
+    world.push(5)
+    assert world.terms().tier.max_queued == 20
+    assert world.terms(PRO).tier.max_queued == 1000
+
+
+def test_what_would_come_too_late_is_refused_with_a_time():
+    world = World().push(5)
+    world.clock.time += 300
+    world.pressure.refuse_late(FREE, "large")  # it does not matter yet
+    world.push(6)
+    with pytest.raises(TooLate) as refused:
+        world.pressure.refuse_late(FREE, "large")
+    assert refused.value.retry_after >= 1
+    assert refused.value.status == 503
+    world.pressure.refuse_late(PRO, "large")
+    world.pressure.refuse_late(FREE, "small")
+
+
+def test_runs_whose_deadline_has_passed_are_named_from_that_step_on():
+    world = World().push(5)
+    world.clock.time += 300
+    assert world.pressure.overdue() == {}
+    world.push(6)
+    world.waits("young", FREE)
+    assert world.pressure.overdue().keys() == {f"large {FREE}"}
+
+
+def test_background_work_stops_first_and_by_itself_is_no_pressure():
+    world = World()
+    world.waits("a fold", FREE, kind=RunKind.FOLD)
+    for _ in range(100):
+        world.clock.time += 1
+        world.pressure.look(always)
+    assert world.pressure.step("large") == 0
+    assert world.pressure.allows_background("large")
+    assert not world.push(1).pressure.allows_background("large")
+    assert world.pressure.allows_background("small")
+
+
+def test_a_run_that_is_tried_again_is_no_measure_of_the_queue():
+    world = World()
+    for attempt in (1, 2):
+        world.pressure.begins(
+            Run(
+                id="r",
+                user_id="ann",
+                conversation_id="c",
+                user_message_id="q",
+                message_id="m",
+                client_msg_id="k",
+                model="large",
+                tier=FREE,
+                status=RunStatus.STREAMING,
+                attempt=attempt,
+                created_at=MIDNIGHT,
+                started_at=MIDNIGHT + timedelta(seconds=attempt**10),
+            )
+        )
+    world.pressure.look(always)
+    assert world.pressure.delays["large"] == {FREE: 1.0}
+
+
+def test_switched_off_nothing_is_ever_given_up():
+    world = World(enabled=False)
+    world.waits("a", FREE)
+    for _ in range(1000):
+        world.clock.time += 1
+        world.pressure.look(always)
+    assert world.pressure.delays["large"][FREE] == 1000.0
+    assert world.pressure.step("large") == 0
+    assert world.terms().degraded == ()
+
+
+def test_a_model_whose_queue_is_elsewhere_stands_on_the_ground():
+    assert World().pressure.step("unknown") == 0
