@@ -7,7 +7,7 @@ import structlog
 from chatsvc.errors import ChatError, kind_of
 from chatsvc.events import Done, Error, Event
 from chatsvc.limits import Usage
-from chatsvc.run import Outcome, Run, RunStatus
+from chatsvc.run import Outcome, Run, RunKind, RunStatus
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter
@@ -67,7 +67,7 @@ async def end_queued(
         error_message=message,
     )
     ended = await store.runs.finish_queued(run.id, outcome)
-    if ended is not None:
+    if ended is not None and ended.kind is RunKind.REPLY:  # nobody reads how a fold ends
         await announce(writer, ended, kept, ttl_s)
     return ended is not None
 
