@@ -119,7 +119,7 @@ async def figures(client, server) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-async def settled(client, server, condition, patience_s: float = 30.0) -> dict[str, float]:
+async def settled(client, server, condition, patience_s: float = 60.0) -> dict[str, float]:
     """Wait until a condition on the figures holds; returns them. Fails with the figures when it never does."""
     until = asyncio.get_running_loop().time() + patience_s
     while not condition(found := await figures(client, server)):

@@ -14,7 +14,7 @@ from chatsvc.streamlog.base import Append
 from chatsvc.streamlog.memory import MemoryLog
 from chatsvc.streamlog.resume import StoredReply
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 DONE = Done(message_id="msg_1", finish_reason="stop", usage=Usage(output_tokens=3))
 
 

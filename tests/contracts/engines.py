@@ -109,7 +109,7 @@ class Talk:
 
     async def settled(self, running: int = 0) -> None:
         """Return when no more than ``running`` generations are left; fails after five seconds."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (load := self.engine.load()).running + load.waiting > running:
                 await asyncio.sleep(0.005)
 

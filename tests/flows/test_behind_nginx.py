@@ -121,7 +121,7 @@ async def test_tokens_come_through_as_they_are_made(nginx, client, text):
     reply = await api.start()
     times = []
     headers = {**ANN, "accept-encoding": "gzip"}
-    async with asyncio.timeout(20), aconnect_sse(client, "GET", api.stream_url(reply), headers=headers) as source:
+    async with asyncio.timeout(60), aconnect_sse(client, "GET", api.stream_url(reply), headers=headers) as source:
         async for event in source.aiter_sse():
             if event.event == "delta":
                 times.append(time.monotonic())
@@ -148,7 +148,7 @@ async def test_the_first_token_comes_through_within_500_ms_of_the_models(server,
         arriving = asyncio.create_task(first_token_at(client, api.stream_url(reply)))
         await read(client, server.base_url + reply["stream_url"], cut=lambda seen: seen.text)
         said = time.monotonic()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await arriving - said < 0.5
         assert (await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")).status_code == 202
 

@@ -162,11 +162,11 @@ async def test_a_deleted_conversation_leaves_nothing_and_stops_its_running_reply
     reader = asyncio.create_task(read(client, api.stream_url(reply)))
     answer = await api.call("DELETE", f"/v1/conversations/{reply['conversation_id']}")
     assert (answer.status_code, answer.content) == (204, b"")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reader
     assert (await api.call("GET", f"/v1/responses/{reply['response_id']}")).status_code == 404
     assert (await client.get(api.stream_url(reply))).status_code == 404
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while "chatsvc_runs_active 0.0" not in (await api.call("GET", "/metrics")).text:
             await asyncio.sleep(0.02)
     with redis.Redis.from_url(redis_server) as log:

@@ -35,7 +35,7 @@ class Watcher:
         yield self.body
 
 
-async def until(condition, patience_s=20):
+async def until(condition, patience_s=60):
     async with asyncio.timeout(patience_s):
         while not await condition():
             await asyncio.sleep(0.02)

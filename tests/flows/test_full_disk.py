@@ -95,18 +95,18 @@ async def test_a_full_disk_of_postgres_is_said_as_such_and_replies_wait_with_the
         assert "no room left" in ready.json()["checks"]["postgres"]
         assert (await api.call("GET", "/healthz")).status_code == 200
         # All text is there, and its end is not, for as long as it cannot be kept.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "waiting for the store" not in server.log():
                 await asyncio.sleep(0.1)
         assert seen.end is None
         if conversation_id is not None:
             assert await api.messages(conversation_id) == {}
         disk.make_room()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await reading
         stored = await api.message_of(reply)
         assert (seen.end.name, stored["status"], stored["content"]) == ("done", "complete", seen.text)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while (await api.call("GET", "/readyz")).status_code != 200:
                 await asyncio.sleep(0.1)
         assert (await api.send(await api.conversation())).status_code == 202

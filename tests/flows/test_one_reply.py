@@ -76,7 +76,7 @@ async def test_after_the_log_has_expired_the_stored_message_is_served_as_snapsho
     async def late():
         return await read(api.client, api.stream_url(reply))
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (rendered := await late()).of("delta"):
             await asyncio.sleep(0.2)
     assert [event.name for event in rendered.events] == ["snapshot", "done"]

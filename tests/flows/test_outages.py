@@ -78,11 +78,11 @@ async def test_while_redis_is_away_a_message_is_refused_and_stop_still_stops(slo
     ready = await api.call("GET", "/readyz")
     assert ready.json()["checks"]["redis"] != "ok"
     assert (await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")).status_code == 202
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await api.state(reply))["status"] != "stopped":
             await asyncio.sleep(0.02)
     log_server.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await api.send(conversation_id)).status_code != 202:
             await asyncio.sleep(0.1)
 
@@ -104,7 +104,7 @@ async def test_of_a_conversation_deleted_while_redis_is_away_nothing_remains_in_
         if killed:
             server.start()
         with redis.Redis.from_url(log_server.url) as looking:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while list(looking.scan_iter("resp:*")):
                     await asyncio.sleep(0.1)
 
@@ -228,7 +228,7 @@ async def test_a_paused_worker_cannot_write_another_byte(start_server, client):
     finally:
         worker.signal(signal.SIGCONT)
     assert rendered.end.data["code"] == "worker_lost"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "runs_active 0.0" not in (await doomed.call("GET", "/metrics")).text:
             await asyncio.sleep(0.05)
     again = await read_to_the_end(client, api.stream_url(reply))
@@ -244,7 +244,7 @@ async def test_a_restarted_server_answers_what_was_queued_and_ends_what_was_runn
     await read(client, api.stream_url(running), cut=lambda seen: len(seen.text) > 30)
     server.kill()
     server.start()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         rendered = await read_to_the_end(client, api.stream_url(running), pause_s=0.2)
     assert rendered.end.data["code"] == "worker_lost"
     assert rendered.text == (await api.message_of(running))["content"] != ""
@@ -260,7 +260,7 @@ async def test_sigterm_with_100_open_streams_finishes_the_replies_and_is_gone_in
     replies = [(api, reply) for api in apis for reply in await asyncio.gather(*(api.start() for _ in range(3)))][:100]
     async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as streams:
         readers = [asyncio.create_task(read(streams, api.stream_url(reply))) for api, reply in replies]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "chatsvc_streams_open 100.0" not in (await apis[0].call("GET", "/metrics")).text:
                 await asyncio.sleep(0.02)
         stopping = asyncio.create_task(asyncio.to_thread(server.stop, 30))
@@ -307,7 +307,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_and_the_run_is_answered(st
     )
     with psycopg.connect(server.database_url, autocommit=True) as connection:
         connection.execute(claim, [waiting["response_id"]])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         rendered = await read_to_the_end(client, api.stream_url(waiting), pause_s=0.1)
     assert rendered.end.name == "done"
     assert rendered.text == (await api.message_of(waiting))["content"] != ""

@@ -102,7 +102,7 @@ async def test_a_master_killed_under_sentinel_is_a_pause_for_every_reader_and_th
         # Stopping does not wait for the fail-over.
         answer, took_s = await timed(elsewhere.call("POST", f"/v1/responses/{to_stop['response_id']}/stop"))
         assert (answer.status_code, took_s < 2) == (202, True)
-        await ended(api, to_stop, "stopped", 20)
+        await ended(api, to_stop, "stopped")
         await asyncio.to_thread(group.fail_over)
         lengths = [len(rendered.text) for rendered in seen]
         for rendered, length in zip(seen, lengths, strict=True):
@@ -162,7 +162,7 @@ async def test_a_lost_node_of_a_cluster_is_noticed_by_the_replies_on_it_only(sta
         lost.kill()
         answer, took_s = await timed(api.call("POST", f"/v1/responses/{stop_me['response_id']}/stop"))
         assert (answer.status_code, took_s < 2) == (202, True)
-        await ended(api, stop_me, "stopped", 20)
+        await ended(api, stop_me, "stopped")
         answer, took_s = await timed(api.send(await api.conversation()))
         assert (answer.status_code, took_s < 3) == (202, True)
         async with asyncio.timeout(60):
@@ -263,7 +263,7 @@ async def test_a_redis_that_takes_a_second_for_everything_slows_nothing_but_the_
             tries = [await timed(one.call(method, path)) for _ in range(3)]
             assert {answer.status_code for answer, _ in tries} <= {200, 202}
             assert min(took_s for _, took_s in tries) < 0.9, path
-        await ended(api, to_stop, "stopped", 10)
+        await ended(api, to_stop, "stopped")
         async with asyncio.timeout(60):
             await asyncio.gather(*reading)
         stored = (await api.message_of(running))["content"]
@@ -288,7 +288,7 @@ async def test_a_redis_slower_than_the_timeout_is_as_good_as_away_and_used_again
         conversation_id = await api.conversation()
         answer, took_s = await timed(api.send(conversation_id))
         assert (answer.status_code, answer.json()["code"], took_s < 4) == (503, "log_unavailable", True)
-        await ended(api, reply, "complete", 60)
+        await ended(api, reply, "complete")
         async with asyncio.timeout(30):
             await reading
         assert rendered.text == (await api.message_of(reply))["content"]
@@ -297,7 +297,7 @@ async def test_a_redis_slower_than_the_timeout_is_as_good_as_away_and_used_again
         async def taken():
             return (await api.send(conversation_id)).status_code == 202
 
-        await until(taken, "a message is taken", 30)
+        await until(taken, "a message is taken")
         await new_reply_is_live(client, api)
 
 
@@ -322,8 +322,8 @@ async def test_a_redis_without_memory_costs_the_live_text_until_there_is_room_ag
     began = time.monotonic()
     to_stop = await api.start()  # it is not shown, and is written all the same
     assert (await api.call("POST", f"/v1/responses/{to_stop['response_id']}/stop")).status_code == 202
-    await ended(api, to_stop, "stopped", 10)
-    await ended(brief, ending, "complete", 60)
+    await ended(api, to_stop, "stopped")
+    await ended(brief, ending, "complete")
     async with asyncio.timeout(30):
         await reading[1]
     stored = (await brief.message_of(ending))["content"]
@@ -370,7 +370,7 @@ async def test_a_redis_that_comes_back_after_a_while_is_live_again_and_stops_wer
         log.kill()
         await asyncio.sleep(AWAY_S)
         assert (await elsewhere.call("POST", f"/v1/responses/{to_stop['response_id']}/stop")).status_code == 202
-        await ended(api, to_stop, "stopped", 10)
+        await ended(api, to_stop, "stopped")
         lengths = [len(rendered.text) for rendered in seen]
         log.start()
         for rendered, length in zip(seen, lengths, strict=True):

@@ -117,7 +117,7 @@ async def test_stop_through_every_replica_at_each_stage(user, crowd, stage):
         apis = user()
         reply = await at_stage(stage, apis[number % 2])
         await stop(apis[number % 3], reply)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             rendered = await is_stopped(apis[(number + 1) % 3], reply)
         assert bool(rendered.text) == (stage == "decoding")
 
@@ -180,13 +180,13 @@ async def test_stop_is_heard_though_the_listeners_connections_were_lost(user, re
         assert len(connection.execute(f"SELECT pg_terminate_backend(pid) {others}").fetchall()) >= 2
         # At once, while nobody listens; and once they listen again.
         await stop(apis[2], replies[0])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await is_stopped(apis[2], replies[0])
             while connection.execute(f"SELECT count(*) {others} AND query LIKE 'LISTEN %'").fetchone() != (2,):
                 await asyncio.sleep(0.05)
     for reply in replies[1:]:
         await stop(apis[2], reply)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await is_stopped(apis[2], reply)
 
 
@@ -196,7 +196,7 @@ async def test_restart_redis_wait_stop(user, log_server):
     reply, waiting = await at_stage("decoding", apis[0]), await at_stage("prefilling", apis[1])
     log_server.kill()
     log_server.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not all([(await api.call("GET", "/readyz")).status_code == 200 for api in apis]):
             await asyncio.sleep(0.1)
     # Wait until the reply is live again through the replica that does not run it.
@@ -204,8 +204,8 @@ async def test_restart_redis_wait_stop(user, log_server):
     assert again.end is None
     for one in (reply, waiting):
         await stop(apis[2], one)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await is_stopped(apis[2], one)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         while await working(apis, "thinking", "talking") > before:
             await asyncio.sleep(0.01)

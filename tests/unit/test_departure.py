@@ -69,14 +69,14 @@ async def test_it_is_over_as_soon_as_the_replies_are_and_nobody_is_left():
     assert not leaving.done()
     late = Reader(streams)
     over = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await leaving
     assert late.left_at is not None
 
 
 async def test_it_takes_no_longer_than_the_grace_time():
     streams = Streams()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await departure(streams, round_s=60, most_s=0.2).run(lambda: False)
 
 
