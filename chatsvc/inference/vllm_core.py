@@ -18,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -26,7 +27,16 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from chatsvc.inference.vllm_options import VllmOptions
 from chatsvc.prompt import Sampling
 
-__all__ = ["CoreProcesses", "CoreStats", "EngineDeadError", "kill_with_workers", "sampling_params", "start_core"]
+__all__ = [
+    "CoreProcesses",
+    "CoreStats",
+    "EngineDeadError",
+    "embedding_params",
+    "kill_with_workers",
+    "sampling_params",
+    "start_core",
+    "start_pooling_core",
+]
 
 _ON_CPU: Final[dict[str, Any]] = {
     "max_num_seqs": 32,
@@ -161,3 +171,17 @@ def sampling_params(sampling: Sampling, max_tokens: int) -> SamplingParams:
         stop=list(sampling.stop) or None,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def start_pooling_core(model: str, *, max_model_len: int | None, gpu_memory_utilization: float) -> AsyncLLM:
+    """Start a core that makes vectors of texts: no replies, so no priorities and a small batch."""
+    defaults = _ON_CPU if current_platform.is_cpu() else _ON_GPU | {"gpu_memory_utilization": gpu_memory_utilization}
+    sized = {name: value for name, value in defaults.items() if name not in {"max_num_batched_tokens", "dtype"}}
+    args = AsyncEngineArgs(model=model, runner="pooling", max_model_len=max_model_len, disable_log_stats=True, **sized)
+    with _deaf_to_ctrl_c():
+        return AsyncLLM.from_engine_args(args)
+
+
+def embedding_params() -> PoolingParams:
+    """What a text's vector is asked with."""
+    return PoolingParams(task="embed")

@@ -1,0 +1,98 @@
+"""An embedder of transformers: any encoder whose token vectors are pooled into one. One thread, loaded at first use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import structlog
+
+from chatsvc.errors import EngineUnavailable
+from chatsvc.inference.embedder import Embedder, Rows, TransformersEmbedderOptions, unit
+from chatsvc.inference.loading import load_in_thread
+
+_log = structlog.get_logger(__name__)
+
+
+class TransformersEmbedder(Embedder):
+    """See ``Embedder``. ``source`` is a directory or the name of a model in the local hub cache."""
+
+    def __init__(self, source: str, options: TransformersEmbedderOptions, *, name: str) -> None:
+        self.name = name
+        self._source = source
+        self._options = options
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
+        self._loading = asyncio.Lock()
+        self._model: _Model | None = None
+
+    async def embed(self, texts: Sequence[str]) -> Rows:
+        model = self._model or await self._load()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, model.embed, list(texts))
+        except RuntimeError as error:  # torch's; also what it says when memory is short
+            raise EngineUnavailable(f"The embedding model {self.name} failed: {_one_line(error)}") from error
+
+    async def aclose(self) -> None:
+        self._model = None
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+
+    async def _load(self) -> _Model:
+        async with self._loading:
+            if self._model is None:
+                try:
+                    self._model = await load_in_thread(lambda: _Model(self._source, self._options), lambda _: None)
+                except (ImportError, OSError, RuntimeError, ValueError) as error:
+                    raise EngineUnavailable(
+                        f"The embedding model {self.name} cannot be loaded: {_one_line(error)}"
+                    ) from error
+                _log.info("embedding model loaded", model=self.name)
+            return self._model
+
+
+class _Model:
+    """Tokenizer and weights. Its methods run in the thread."""
+
+    def __init__(self, source: str, options: TransformersEmbedderOptions) -> None:
+        import torch  # noqa: PLC0415
+        from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
+
+        self._torch: Any = torch
+        self._options = options
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        self._network: Any = AutoModel.from_pretrained(source, dtype=torch.float32).eval().to(options.device)
+
+    def embed(self, texts: list[str]) -> Rows:
+        """A row for each text."""
+        if not texts:
+            return np.zeros((0, int(self._network.config.hidden_size)), np.float32)
+        # Texts of one length together: what pads the shorter ones costs as much as they do.
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+        tokens = self._tokenizer(
+            [texts[number] for number in order],
+            padding=True,
+            truncation=True,
+            max_length=self._options.most_tokens,
+            return_tensors="pt",
+        ).to(self._options.device)
+        with self._torch.inference_mode():
+            states = self._network(**tokens).last_hidden_state
+            pooled = self._pooled(states, tokens["attention_mask"]).float().cpu().numpy()
+        rows = np.empty_like(pooled)
+        rows[order] = pooled
+        return unit(rows)
+
+    def _pooled(self, states: Any, mask: Any) -> Any:
+        if self._options.pooling == "mean":
+            return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        if self._options.pooling == "cls":
+            return states[:, 0]
+        # Whichever side is padded, the last token is the one with the highest number among those that count.
+        places = self._torch.arange(mask.shape[1], device=mask.device)
+        return states[self._torch.arange(len(states)), (mask * places).argmax(1)]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
