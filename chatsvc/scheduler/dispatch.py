@@ -15,8 +15,10 @@ import structlog
 
 from chatsvc.errors import StoreUnavailable
 from chatsvc.inference.base import Engine
-from chatsvc.run import Run, WaitingRun, waiting
+from chatsvc.run import Run, RunKind, WaitingRun, waiting
 from chatsvc.scheduler.active import ActiveRun, Interrupt
+from chatsvc.scheduler.fold_runner import FoldRunner
+from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.lines import Lines, Meter
 from chatsvc.scheduler.pressure import Pressure
 from chatsvc.scheduler.prompts import Prepared
@@ -54,6 +56,8 @@ class Dispatcher:
         lines: Lines,
         engines: Mapping[str, Engine],
         runner: Runner,
+        folds: Folds,
+        fold_runner: FoldRunner,
         pressure: Pressure,
         worker_id: str,
     ) -> None:
@@ -62,6 +66,8 @@ class Dispatcher:
         self._lines = lines
         self._engines = engines
         self._runner = runner
+        self._folds = folds
+        self._fold_runner = fold_runner
         self._pressure = pressure
         self._active: dict[str, ActiveRun] = {}
         self._claiming: dict[str, Interrupt | None] = {}
@@ -244,7 +250,11 @@ class Dispatcher:
     async def _carry_out(self, active: ActiveRun) -> None:
         model = active.run.model
         try:
-            engine_was_there = await self._runner.execute(active)
+            if active.run.kind is RunKind.FOLD:
+                engine_was_there = await self._fold_runner.execute(active)
+            else:
+                engine_was_there = await self._runner.execute(active)
+                self._folds.consider(active)
             if not engine_was_there:
                 # What waits is not to be burnt on a dead engine; one that merely refused this run goes on.
                 self.set_ready(model, (await self._engines[model].health()).ready)
@@ -268,6 +278,10 @@ class Dispatcher:
         0: at once, as after a second signal.
         """
         self._draining = True
+        for active in self.actives():
+            if active.run.kind is RunKind.FOLD:
+                # Nobody waits for it, and nothing of it was seen: another process, or the next start, does it again.
+                active.interrupt(Interrupt.DRAIN)
         try:
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()

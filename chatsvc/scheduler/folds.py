@@ -25,6 +25,7 @@ from chatsvc.ids import new_fold_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName
 from chatsvc.run import Run
+from chatsvc.scheduler.active import ActiveRun
 from chatsvc.scheduler.prompts import Prompts
 from chatsvc.store import NewFold, Store
 
@@ -32,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 LOWEST: Final = TierName.FREE
 _LOOK_FROM: Final = 0.5
-"""A prompt with less than this share of what starts a fold is not looked at: its reply will not have been that long."""
+"""Of what starts a fold: after a shorter prompt nobody looks, since its reply was not as long as the rest."""
 _TASK_TOKENS: Final = 400
 """What the summariser is told beside its material, about."""
 
@@ -73,10 +74,13 @@ class Folds:
         """Whether a look is due or under way."""
         return bool(self._due) or self._under_way
 
-    def consider(self, run: Run) -> None:
-        """A reply has ended: look soon whether its branch is to be folded."""
-        engine = self._engines[run.model]
-        if run.expected_prompt_tokens > _LOOK_FROM * self._config.fold_at * engine.limits.most:
+    def consider(self, active: ActiveRun) -> None:
+        """A reply has ended: look soon whether its branch is to be folded. Most are too short to be looked at."""
+        run, prepared = active.run, active.prepared
+        if prepared is None:
+            return
+        report = prepared.report
+        if report.left_out or report.prompt_tokens > _LOOK_FROM * self._config.fold_at * report.window:
             self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model))
 
     def look_again(self, run: Run) -> None:

@@ -21,7 +21,7 @@ import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
-from chatsvc.run import Outcome, Run, RunStatus
+from chatsvc.run import Outcome, Run, RunKind, RunStatus
 from chatsvc.scheduler.ending import end_queued, terminal_event_for
 from chatsvc.store import SettledReply, Store
 from chatsvc.streamlog.base import Fenced, StreamLog
@@ -39,6 +39,8 @@ LEAP: Final = MAX_ENTRIES
 OPENING_S: Final = 1.0
 """A log that was begun by its worker was opened this soon after that took the run; a loss before that is none of it."""
 UNSERVED: Final = "unserved"
+MOST_FOLD_ATTEMPTS: Final = 3
+LOST_FOLD_MESSAGE: Final = "The server working on this summary went away, again and again."
 LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
 
 
@@ -111,6 +113,9 @@ class Orphans:
         run = stored.run
         if run.status is not RunStatus.STREAMING:
             return
+        if run.kind is RunKind.FOLD:
+            await self._settle_fold(run)
+            return
         try:
             # Opening fences the old worker off before its log is read: what is read is all there will ever be.
             reply = await self._writer.open(run.id, run.attempt, after=run.last_seq)
@@ -122,6 +127,22 @@ class Orphans:
         except BaseException:
             reply.discard()
             raise
+
+    async def _settle_fold(self, run: Run) -> None:
+        """Nothing of it was seen by anybody: it is done again, unless that went wrong too often."""
+        if run.attempt < MOST_FOLD_ATTEMPTS and await self._store.runs.requeue(run.id, run.attempt):
+            _log.info("orphaned fold queued again", run_id=run.id)
+            return
+        outcome = Outcome(
+            status=RunStatus.FAILED,
+            text="",
+            last_seq=0,
+            usage=run.usage,
+            error_code=WorkerLost.code,
+            error_message=LOST_FOLD_MESSAGE,
+        )
+        if await self._store.runs.finish(run.id, run.attempt, outcome):
+            _log.warning("orphaned fold ended", run_id=run.id)
 
     async def _end(self, run: Run, stored: SettledReply, reply: ReplyWriter) -> None:
         shown = await self._shown(run, stored)

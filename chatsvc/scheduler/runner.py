@@ -169,7 +169,7 @@ class Runner:
                     degraded=run.degraded,
                 )
             )
-        prepared = active.prepared or await self._prepared(run, progress)
+        prepared = active.prepared = active.prepared or await self._prepared(run, progress)
         prompt, report = prepared.prompt, prepared.report
         progress.context = report
         sampling = Sampling(

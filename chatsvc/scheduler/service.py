@@ -23,6 +23,8 @@ from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.dispatch import Dispatcher
 from chatsvc.scheduler.ending import announce
+from chatsvc.scheduler.fold_runner import FoldRunner
+from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.lease import LeaseKeeper
 from chatsvc.scheduler.lines import Lines
@@ -98,11 +100,21 @@ class Scheduler:
             log_ttl_s=self._log_ttl_s,
             history_share=config.degradation.history_share,
         )
+        self.folds = Folds(
+            store=store,
+            engines=engines,
+            prompts=self.prompts,
+            config=config.context,
+            may_work=self.pressure.allows_background,
+        )
+        self._fold_runner = FoldRunner(store=store, engines=engines, prompts=self.prompts, folds=self.folds)
         self.dispatcher = Dispatcher(
             store=store,
             lines=lines,
             engines=engines,
             runner=self._runner,
+            folds=self.folds,
+            fold_runner=self._fold_runner,
             pressure=self.pressure,
             worker_id=f"{config.region}-{uuid.uuid4().hex}",
         )
@@ -192,6 +204,7 @@ class Scheduler:
     def watch_position(self, run: Run, teller: Teller) -> Watch:
         """Be told where a queued run stands, now and when it changes."""
         return self.positions.watch(run, teller)
+
     async def check_system_prompt(self, model: str | None, system_prompt: str | None) -> None:
         """Raises ``UnknownModel``, and ``SystemPromptTooLong`` for one of more than half the model's window.
 
@@ -200,7 +213,6 @@ class Scheduler:
         self.check_model(model)
         if system_prompt:
             await self.prompts.check_system(model or self.default_model, system_prompt)
-
 
     def health(self) -> Mapping[str, EngineHealth]:
         """The engines' last known health, by model."""
@@ -298,6 +310,7 @@ class Scheduler:
             tasks.create_task(self._watch_health(), name="engine health")
             tasks.create_task(self.pressure.run(self._lines.ids, self._overdue.refuse), name="degradation")
             tasks.create_task(self.dispatcher.run(), name="dispatch")
+            tasks.create_task(self.folds.run(), name="folds")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
             tasks.create_task(self._abandonment.run(), name="abandoned replies")
             tasks.create_task(self._clear_temporary(), name="temporary conversations")

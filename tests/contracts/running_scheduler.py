@@ -62,12 +62,14 @@ async def take_over(store, made):
 
 
 @asynccontextmanager
-async def scheduler(store, tmp_path, log=None, *, text="fresh words", script="tokens_per_s=50&tokens=200&slots=2"):
+async def scheduler(
+    store, tmp_path, log=None, *, text="fresh words", script="tokens_per_s=50&tokens=200&slots=2", engine=None
+):
     log = log or FickleLog()
     hub = Hub(log)
     writer = LogWriter(log, hub, batch_ms=50, batch_tokens=16, holds=store.runs.holds)
     url = f"scripted:?{script}&text={text}"
-    engine = create_engine(url, name="small", data_dir=tmp_path)
+    engine = engine or create_engine(url, name="small", data_dir=tmp_path)
     await engine.start(lambda line: None)
     made = Scheduler(
         store=store,

@@ -1,0 +1,378 @@
+"""Folds on a running scheduler: off the request path, one at a time, and nothing is lost whatever becomes of one."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+
+import psycopg
+import pytest
+from running_scheduler import scheduler, take_over
+from store_world import ALICE, World
+
+from chatsvc import ids
+from chatsvc.context.fold import Said, request
+from chatsvc.conversation import Role
+from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
+from chatsvc.prompt import Chunk
+from chatsvc.run import RunKind, RunStatus
+from chatsvc.scheduler import NewMessage
+from chatsvc.scheduler.active import Interrupt
+
+WINDOW = 2048
+WORDS = "the cat sat on the mat and saw a long grey rat "
+TASK = request(None, [Said(Role.USER, "x")], cap_tokens=100)[0].content
+
+
+class Scribe(ScriptedEngine):
+    """A scripted engine whose summaries are said by the test, and can be held back."""
+
+    def __init__(self, *drafts, tokens=24, slots=4, error=None):
+        options = ScriptedOptions(window=WINDOW, tokens=tokens, slots=slots)
+        super().__init__(options, model="small")
+        self.drafts = list(drafts)
+        """What is said in turn; the last one again and again."""
+        self.prompts = []
+        """Of all that was asked, as messages."""
+        self.summarising = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.error = error
+
+    @property
+    def fold_prompts(self):
+        return [prompt for prompt in self.prompts if prompt.messages[0].content == TASK]
+
+    async def generate(self, prompt, sampling, run_id, priority=0):
+        self.prompts.append(prompt)
+        if prompt.messages[0].content != TASK:
+            async for chunk in super().generate(prompt, sampling, run_id, priority):
+                yield chunk
+            return
+        self.summarising.set()
+        if self.error:
+            raise self.error
+        await self.go_on.wait()
+        draft = self.drafts.pop(0) if len(self.drafts) > 1 else self.drafts[0]
+        tokens = len(await self.encode(draft))
+        reason = "stop" if tokens < sampling.max_tokens else "length"
+        yield Chunk(
+            text=draft, output_tokens=tokens, prompt_tokens=prompt.tokens, cached_tokens=0, finish_reason=reason
+        )
+
+
+async def within(seconds, awaitable):
+    """Await what must happen; fail the test rather than hang."""
+    async with asyncio.timeout(seconds):
+        return await awaitable
+
+
+async def rows(url, statement, *params):
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        return await (await connection.execute(statement, params)).fetchall()
+
+
+@pytest.fixture
+def world(store):
+    return World(store)
+
+
+class Talk:
+    """A conversation that is carried on."""
+
+    def __init__(self, store, made, conversation, url):
+        self.store, self.made, self.conversation, self.url = store, made, conversation, url
+        self.said = 0
+
+    async def start(self, content=None, **fields):
+        self.said += 1
+        new = NewMessage(content=content or f"{self.said}: {WORDS * 8}", client_msg_id=ids.uuid7_hex(), **fields)
+        return (await self.made.submit(ALICE, self.conversation.id, new)).run
+
+    async def turn(self, content=None, **fields):
+        run = await self.start(content, **fields)
+        await self.ended(run)
+        return run
+
+    async def ended(self, run):
+        await within(30, self._ended(run))
+
+    async def _ended(self, run):
+        while not await self.store.runs.ended([run.id]):
+            await asyncio.sleep(0.01)
+
+    async def turns(self, count):
+        for _ in range(count):
+            await self.turn()
+
+    async def until_folding(self, engine):
+        """Talk until a fold begins."""
+        while not engine.summarising.is_set():
+            assert self.said < 40
+            await self.turn()
+            await self.quiet(folding=engine)
+
+    async def summaries(self):
+        return await self.store.summaries.on_branch("alice", self.conversation.id, None)
+
+    async def quiet(self, folding=None):
+        """Wait until nothing runs or is looked at in the background any more, or a fold begins."""
+        await within(30, self._quiet(folding))
+
+    async def _quiet(self, folding):
+        made = self.made
+        while made.dispatcher.active_count or made.folds.looking or await self._open_runs():
+            if folding is not None and folding.summarising.is_set():
+                return
+            await asyncio.sleep(0.01)
+
+    async def _open_runs(self):
+        return await rows(self.url, "SELECT id FROM runs WHERE status IN ('queued', 'streaming')")
+
+    async def fold_runs(self):
+        return await rows(
+            self.url,
+            "SELECT status, error_code FROM runs WHERE kind = 'fold' AND conversation_id = %s ORDER BY created_at",
+            self.conversation.id,
+        )
+
+
+@asynccontextmanager
+async def carried_on(world, store, tmp_path, url, engine):
+    async with scheduler(store, tmp_path, engine=engine) as made:
+        yield Talk(store, made, await world.conversation(), url)
+
+
+@pytest.fixture
+def talking(world, store, tmp_path, postgres_url):
+    """A conversation with a scripted summariser: use it as a context manager."""
+    return partial(carried_on, world, store, tmp_path, postgres_url)
+
+
+async def test_a_conversation_that_outgrows_its_window_is_folded_again_and_again(talking, world, store):
+    engine = Scribe("Facts\nA cat sat.", "Facts\nA cat sat and saw.", "Facts\nA rat.", "Facts\nA mat.")
+    async with talking(engine) as talk:
+        for _ in range(30):
+            await talk.turn()
+            await talk.quiet()
+        summaries = await talk.summaries()
+        assert len(summaries) >= 3
+        path = await world.path(
+            talk.conversation.id, (await talk.store.conversations.get("alice", talk.conversation.id)).head_message_id
+        )
+        places = [path.index(summary.through_message_id) for summary in summaries]
+        assert places == sorted(places, reverse=True)
+        # Each goes on from the one before, which is shown instead of the turns that it stands for.
+        assert [summary.previous_id for summary in summaries] == [each.id for each in summaries[1:]] + [None]
+        for number, prompt in enumerate(engine.fold_prompts):
+            assert ("Notes so far" in prompt.messages[1].content) == (number > 0)
+            assert prompt.tokens <= WINDOW
+        context = await store.runs.context("alice", (await talk.turn()).id)
+        assert context.summary.id == summaries[0].id
+        assert context.left_out == 0
+
+
+async def test_between_folds_every_prompt_begins_as_the_one_before_L11(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        breaks = 0
+        before = None
+        for _ in range(24):
+            engine.prompts.clear()
+            await talk.turn()
+            [prompt] = [each for each in engine.prompts if each.messages[0].content != TASK][:1]
+            ids_now = prompt.token_ids
+            # All of the last prompt but the opening of the turn that is answered now.
+            if before is not None and ids_now[: len(before)] != before:
+                breaks += 1
+            before = ids_now
+            await talk.quiet()
+        assert breaks == len(await talk.summaries()) > 1
+
+
+async def test_the_new_prefix_is_warm_when_the_next_turn_comes(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        context = await store.runs.context("alice", (await talk.turn("And now?")).id)
+        assert context.summary is not None
+        assert context.cached_tokens > 0.8 * context.prompt_tokens
+
+
+async def test_a_turn_and_a_fold_at_the_same_time_both_survive(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        run = await talk.turn("Meanwhile.")
+        assert await talk.summaries() == ()
+        other = await talk.start("At the same moment.")
+        engine.go_on.set()
+        await talk.ended(other)
+        await talk.quiet()
+        [summary] = await talk.summaries()
+        for each in (run, other):
+            message = await store.conversations.owner_of_message("alice", each.message_id)
+            assert (message.status, message.content != "") == (RunStatus.COMPLETE, True)
+        _, view = await store.conversations.view("alice", talk.conversation.id, other.message_id)
+        assert view.summary == summary
+        assert [message.id for message in view.verbatim[-4:]] == [
+            run.user_message_id,
+            run.message_id,
+            other.user_message_id,
+            other.message_id,
+        ]
+
+
+async def test_while_a_fold_is_not_ready_turns_go_on_and_say_what_was_left_out(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        for _ in range(8):
+            run = await talk.turn()
+        context = await store.runs.context("alice", run.id)
+        assert context.left_out > 0
+        assert context.summary is None
+        assert [status for status, _ in await talk.fold_runs()] == ["streaming"]
+        engine.go_on.set()
+        await talk.quiet()
+        assert len(await talk.summaries()) > 0
+        context = await store.runs.context("alice", (await talk.turn()).id)
+        assert context.left_out == 0
+
+
+LONG = WORDS * 40
+
+
+@pytest.mark.parametrize("bad", ["", "  \n ", LONG], ids=["empty", "blank", "cut by its limit"])
+async def test_a_draft_that_is_no_summary_is_refused_and_asked_for_once_more(talking, store, bad):
+    engine = Scribe(bad, "Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        [summary] = await talk.summaries()
+        assert summary.text == "Facts\nA cat sat."
+        first, second = engine.fold_prompts
+        assert "not usable" not in first.messages[1].content
+        assert "not usable" in second.messages[1].content
+        assert await talk.fold_runs() == [("complete", None)]
+
+
+async def test_after_a_second_refusal_the_turns_stay_and_are_left_alone_for_a_while(talking, store):
+    engine = Scribe("")
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        await talk.turns(3)
+        await talk.quiet()
+        assert await talk.summaries() == ()
+        assert len(engine.fold_prompts) == 2
+        assert await talk.fold_runs() == [("failed", "summary_refused")]
+        context = await store.runs.context("alice", (await talk.turn()).id)
+        assert context.summary is None
+
+
+async def test_an_engine_that_breaks_the_fold_leaves_the_turns_as_they_are(talking, store):
+    engine = Scribe("Facts.", error=RuntimeError("what no backend should throw"))
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        assert await talk.summaries() == ()
+        assert await talk.fold_runs() == [("failed", "internal_error")]
+        assert (await store.runs.get("alice", (await talk.turn()).id)).status is RunStatus.COMPLETE
+
+
+async def test_an_edit_of_the_summary_during_a_fold_wins_and_the_fold_starts_anew_from_it(talking, store):
+    engine = Scribe("Facts\nA cat sat.", "Facts\nFrom the old.", "Facts\nFrom mine.")
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        [first] = await talk.summaries()
+        engine.summarising.clear()
+        engine.go_on.clear()
+        await talk.until_folding(engine)
+        mine = await store.summaries.edit(
+            "alice", talk.conversation.id, first.through_message_id, version=1,
+            summary_id=ids.new_summary_id(), text="Facts\nMy own words.", tokens=6,
+        )  # fmt: skip
+        engine.go_on.set()
+        await talk.quiet()
+        newest, before = await talk.summaries()
+        assert before == mine
+        assert (newest.text, newest.previous_id) == ("Facts\nFrom mine.", mine.id)
+        assert "> My own words." in engine.fold_prompts[-1].messages[1].content
+        assert [status for status, _ in await talk.fold_runs()] == ["complete", "failed", "complete"]
+
+
+async def test_a_deleted_conversation_ends_its_fold_and_what_it_used_is_noted(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        before = engine.load().running
+        await talk.made.delete_conversation("alice", talk.conversation.id)
+        await talk.quiet()
+        assert engine.load().running <= before
+        [(units,)] = await rows(talk.url, "SELECT sum(background_units) FROM usage")
+        assert units > 100
+
+
+async def test_the_fold_of_a_worker_that_died_is_queued_again_and_loses_nothing(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        [active] = [each for each in talk.made.dispatcher.actives() if each.run.kind is RunKind.FOLD]
+        # To the others it is gone: its heartbeat is not renewed any more.
+        sql = "UPDATE runs SET owner = 'a-worker-that-died' WHERE id = %s RETURNING id"
+        assert await rows(talk.url, sql, active.run.id)
+        active.interrupt(Interrupt.LOST)
+        await within(30, active.ended.wait())
+        engine.go_on.set()
+        taken = await take_over(store, talk.made)
+        assert [run.id for run in taken] == [active.run.id]
+        talk.made._orphans.settle(active.run.id)
+        await within(30, _summary(talk))
+        await talk.quiet()
+        assert await talk.fold_runs() == [("complete", None)]
+
+
+async def _summary(talk):
+    while not await talk.summaries():
+        await asyncio.sleep(0.02)
+
+
+async def test_a_shutdown_does_not_wait_for_a_fold(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await within(30, talk.made.drain(600))
+        assert await talk.fold_runs() == [("queued", None)]
+
+
+async def test_nothing_is_folded_while_background_work_may_not_be_done(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        talk.made.folds.may_work = lambda model: False
+        await talk.turns(12)
+        await talk.quiet()
+        assert await talk.fold_runs() == []
+        talk.made.folds.may_work = lambda model: True
+        await talk.turn()
+        await talk.quiet()
+        assert len(await talk.summaries()) > 0
+
+
+async def test_a_turn_too_long_for_the_summariser_is_shortened_in_the_middle(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await talk.turn("BEGIN " + "word " * 1800 + "END", max_tokens=16)
+        await talk.turn("Short.")
+        await talk.quiet()
+        [prompt] = engine.fold_prompts
+        assert prompt.tokens + 256 <= WINDOW
+        assert "BEGIN" in prompt.messages[1].content
+        assert "END" in prompt.messages[1].content
+        assert "[…]" in prompt.messages[1].content
