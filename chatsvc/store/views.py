@@ -35,8 +35,9 @@ VIEW: Final = statement(
     """
         FROM up JOIN messages m ON m.id = up.parent_id WHERE NOT up.folded
     ), used AS (
-        SELECT s.* FROM up JOIN summaries s ON s.conversation_id = %(id)s AND s.through_message_id = up.id
-        WHERE up.folded ORDER BY s.version DESC LIMIT 1
+        SELECT s.* FROM summaries s
+        WHERE s.conversation_id = %(id)s AND s.through_message_id = (SELECT id FROM up WHERE folded)
+        ORDER BY s.version DESC LIMIT 1
     ), pins AS MATERIALIZED (
         SELECT id, created_at FROM messages WHERE conversation_id = %(id)s AND pinned
     ), milestones (message_id, at, previous_id) AS (

@@ -55,7 +55,8 @@ async def test_the_examples_do_what_the_page_says(start_server):
     assert json.loads(stop)["status"] in {"streaming", "stopped"}
     assert events(go_on)[0][-1] == "done"
     assert events(again)[0][-1] == "done"
-    listed, tree, branch, changed, state, context, pinned, models, me = (json.loads(line) for line in split_answers(reads))
+    answered = [json.loads(line) for line in split_answers(reads)]
+    listed, tree, branch, changed, state, context, summaries, pinned, models, me = answered
     assert listed["data"][0]["title"] == "Capitals"
     replies = [message for message in tree["messages"] if message["role"] == "assistant"]
     assert [reply["status"] for reply in replies] == ["complete", "stopped", "complete", "complete"]
@@ -65,6 +66,7 @@ async def test_the_examples_do_what_the_page_says(start_server):
     assert changed["pinned"] is True
     assert state["status"] == "complete"
     assert context["parts"]["question"] == context["prompt_tokens"] > 0
+    assert summaries == {"data": []}
     assert pinned["pinned"] is True
     assert [model["id"] for model in models["data"]] == ["scripted"]
     assert me["user"] == {"id": "local"}
