@@ -98,7 +98,8 @@ async def test_on_a_phone_the_list_is_a_drawer(visit):
     await expect(sidebar).to_be_hidden()
 
 
-@pytest.mark.slow  # and wants a machine that does nothing else
+@pytest.mark.alone
+@pytest.mark.slow
 async def test_two_thousand_messages_scroll_smoothly_and_few_are_drawn(visit):
     tab = await visit()
     texts = [f"Turn {number}. " + (TALL if number % 2 else "And then?") for number in range(2_000)]

@@ -18,6 +18,7 @@ def directory():
     return made
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_two_minutes_of_kills_outages_and_cuts_break_no_law(directory):

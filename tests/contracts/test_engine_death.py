@@ -141,6 +141,7 @@ async def test_what_is_asked_of_the_far_side_is_what_was_asked_here(far):
 # --- transformers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_failing_step_ends_all_replies_and_the_engine_says_it_is_gone(request, monkeypatch):
@@ -163,6 +164,7 @@ async def test_a_failing_step_ends_all_replies_and_the_engine_says_it_is_gone(re
         await Talk(engine).settled()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_closing_transformers_fails_what_runs(request):
@@ -174,6 +176,7 @@ async def test_closing_transformers_fails_what_runs(request):
                 await reader.task
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["transformers:nobody/no-such-model", "vllm:nobody/no-such-model"])
 @pytest.mark.timeout(300)

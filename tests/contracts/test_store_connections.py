@@ -209,11 +209,15 @@ def lone_url(postgres_server, postgres_url):
     return postgres_url.replace("//chatsvc@", "//lone@")
 
 
-async def test_too_many_connections_are_unavailable(lone_url):
+async def test_too_many_connections_are_unavailable(lone_url, postgres_url):
     database = Database(lone_url, size=3, timeout_s=2)
     async with await psycopg.AsyncConnection.connect(lone_url):
         with pytest.raises(StoreUnavailable, match="too many connections"):
             await database.query("SELECT 1")
+    # A closed connection counts until its server process has ended.
+    async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as looking:
+        while await (await looking.execute("SELECT 1 FROM pg_stat_activity WHERE usename = 'lone'")).fetchone():
+            await asyncio.sleep(0.01)
     assert len(await database.query("SELECT 1")) == 1
     await database.close()
 

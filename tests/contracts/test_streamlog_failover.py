@@ -272,6 +272,7 @@ async def hurt_one_node(cluster, two, hurt):
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 async def test_a_node_that_is_lost_holds_up_the_replies_on_it_and_no_other(cluster, how):
     async with two_on(cluster.url) as two:

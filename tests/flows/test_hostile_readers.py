@@ -69,6 +69,7 @@ async def a_byte_a_second(reader):
         await asyncio.sleep(1)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("habit", [never, a_byte_a_second])
 async def test_a_reader_that_stays_behind_is_cut_costs_little_and_resumes_with_the_whole_text(
     server, client, api, habit
@@ -115,6 +116,7 @@ async def test_a_reader_that_stays_behind_is_cut_costs_little_and_resumes_with_t
     assert partial.text == stored
 
 
+@pytest.mark.alone
 async def test_a_reader_that_takes_nothing_of_a_replay_is_let_go(start_server, client):
     """All is written at once, so no bound is passed later on: the kernel says that its window stays shut."""
     server = start_server(
@@ -146,6 +148,7 @@ async def idle_reader(api, server):
     return reader
 
 
+@pytest.mark.alone
 async def test_a_peer_that_vanishes_without_a_word_is_noticed_within_two_heartbeats(quiet_server, client):
     """Half-open: no FIN, no RST, no acknowledgement; only what is written to it can tell."""
     reader = await idle_reader(Api(client, quiet_server.base_url), quiet_server)
@@ -157,6 +160,7 @@ async def test_a_peer_that_vanishes_without_a_word_is_noticed_within_two_heartbe
     reader.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("leave", [RawReader.close, RawReader.reset])
 async def test_a_peer_that_says_goodbye_on_a_silent_stream_is_noticed_within_two_heartbeats(
     quiet_server, client, leave

@@ -33,6 +33,7 @@ async def follow(reader, pauses):
     raise AssertionError("a stream ended")
 
 
+@pytest.mark.alone
 async def test_five_hundred_readers_neither_add_connections_to_redis_nor_slow_the_appends(
     servers, client, redis_server
 ):

@@ -6,7 +6,7 @@ import pytest
 from api_client import Api
 from reader import Rendered, read, read_to_the_end
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 CUTS = 5
 

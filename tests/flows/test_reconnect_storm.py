@@ -31,6 +31,7 @@ def assert_nobody_lost_anything(row):
     assert max(peak, after) <= before + 1, "readers must not cost Redis connections"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_all_readers_of_a_killed_process_are_back_within_ten_seconds_and_not_at_once():
     row = await storm()
@@ -42,6 +43,7 @@ async def test_all_readers_of_a_killed_process_are_back_within_ten_seconds_and_n
     assert row["fullest_share"] < 1 / 3
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_readers_of_a_process_that_shuts_down_come_back_spread_over_the_time_given_for_it():
     row = await storm("--deploy")

@@ -122,6 +122,7 @@ async def test_stop_through_every_replica_at_each_stage(user, crowd, stage):
         assert bool(rendered.text) == (stage == "decoding")
 
 
+@pytest.mark.alone
 async def test_after_a_stop_the_engines_running_count_is_back_to_zero_within_a_second(user):
     apis = user()
     before = await working(apis, "thinking", "talking")

@@ -204,6 +204,7 @@ async def test_idle_for_two_heartbeats_harms_no_client_also_right_after_an_id(se
     assert text_of(events) == whole.text != ""
 
 
+@pytest.mark.alone
 async def test_with_gzip_accepted_the_first_token_comes_within_500_ms_of_the_models(server, client):
     """The model's: as the server's own stream shows it to a client that accepts no compression."""
     api = Api(client, server.base_url)
