@@ -44,7 +44,11 @@ BACKENDS = (
     Backend("scripted", f"scripted:?slots=16&{_PACE}", special_ids=16),
     Backend("openai", "openai:", special_ids=0, own_tokenizer=False),
     Backend(
-        "transformers", "transformers:?slots=8&window=2048", special_ids=17, marks=(pytest.mark.slow, pytest.mark.alone), exact=False
+        "transformers",
+        "transformers:?slots=8&window=2048",
+        special_ids=17,
+        marks=(pytest.mark.slow, pytest.mark.alone),
+        exact=False,
     ),
     Backend(
         "vllm", "vllm:?max_num_seqs=16&max_model_len=2048&hang_s=3", special_ids=17, marks=_VLLM_MARKS, exact=False
