@@ -16,8 +16,11 @@ def _conversation(identifier: str, title: str, time: str) -> dict[str, Any]:
     return {"id": identifier, "title": title, "pinned": False, "head_message_id": None, **times}
 
 
-async def conversation_of(tab: ChatPage, texts: list[str]) -> str:
-    """A stored conversation with these texts, the user's and the model's in turn. Returns its id."""
+async def conversation_of(tab: ChatPage, texts: list[str], changes: dict[str, dict[str, Any]] | None = None) -> str:
+    """A stored conversation with these texts, the user's and the model's in turn. Returns its id.
+
+    ``changes`` are members of messages by id, looked at for each answer.
+    """
     messages = [
         {
             "id": f"msg_{number:05d}",
@@ -35,8 +38,13 @@ async def conversation_of(tab: ChatPage, texts: list[str]) -> str:
         for number, text in enumerate(texts)
     ]
     conversation = _conversation("conv_stand_in", "Stand-in", f"{DAY}T00:00:00Z")
-    body = {**conversation, "head_message_id": messages[-1]["id"], "messages": messages}
-    await tab.page.route("**/v1/conversations/conv_stand_in", lambda route: route.fulfill(json=body))
+    body = conversation | {"head_message_id": messages[-1]["id"]}
+
+    async def answer(route: Route) -> None:
+        now = [message | (changes or {}).get(message["id"], {}) for message in messages]
+        await route.fulfill(json=body | {"messages": now})
+
+    await tab.page.route("**/v1/conversations/conv_stand_in", answer)
     return "conv_stand_in"
 
 

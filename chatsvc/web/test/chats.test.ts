@@ -111,4 +111,9 @@ test("what was deleted elsewhere goes with the next list; what was begun meanwhi
   (await door.take("list")).answer(page);
   await refreshing;
   assert.deepEqual(shown().sort(), ["b", "c", "new", "old"]);
+  chats.put(row("a"), chats.mark()); // it was looked for by its address, and is there
+  const again = chats.refresh();
+  (await door.take("list")).answer(page);
+  await again;
+  assert.ok(shown().includes("a"));
 });

@@ -49,3 +49,11 @@ test("heights are kept when rows are added", () => {
 test("an empty list has an empty range", () => {
   assert.deepEqual(new Rows().range(0, 800, 100), { first: 0, end: 0, before: 0, after: 0 });
 });
+
+test("a height that was only guessed moves nothing where all rows are drawn; a true one that changes does", () => {
+  const rows = rowsOf(3, 50);
+  assert.equal(rows.measure(new Map([["k0", 90], ["k1", 60]]), 200, false), 0);
+  assert.equal(rows.measure(new Map([["k0", 130]]), 200, false), 40);
+  assert.equal(rows.topOf("k2"), 190);
+  assert.equal(rows.topOf("gone"), null);
+});

@@ -1,6 +1,7 @@
 // The HTTP API as functions. Every failure is an ApiError: the server's problem document, or code `unreachable`.
 
-import type { Accepted, Conversation, ConversationRow, Me, Page, Problem, ResponseState } from "./types.ts";
+import { readLimits, type Limits } from "./limits.ts";
+import type { Accepted, Conversation, ConversationRow, Me, Message, Model, Page, Problem, ResponseState, Summary } from "./types.ts";
 
 export class ApiError extends Error {
   override name = "ApiError";
@@ -27,7 +28,12 @@ export interface NewMessage {
 
 const TIMEOUT_MS = 20_000;
 
+const inPath = encodeURIComponent;
+
 export class Client {
+  /** Told what is left of the caller's budget, whenever an answer says so. */
+  onLimits: (limits: Limits) => void = () => undefined;
+
   /** `base` is the address the page lives under, with a slash at the end. */
   constructor(
     private readonly base: string,
@@ -42,39 +48,58 @@ export class Client {
   me = (): Promise<Me> => this.call("GET", "v1/me");
 
   conversations = (cursor: string | null, limit: number): Promise<Page<ConversationRow>> =>
-    this.call("GET", `v1/conversations?limit=${limit}${cursor === null ? "" : `&cursor=${encodeURIComponent(cursor)}`}`);
+    this.call("GET", `v1/conversations?limit=${limit}${cursor === null ? "" : `&cursor=${inPath(cursor)}`}`);
 
-  conversation = (id: string): Promise<Conversation> => this.call("GET", `v1/conversations/${encodeURIComponent(id)}`);
+  conversation = (id: string): Promise<Conversation> => this.call("GET", `v1/conversations/${inPath(id)}`);
 
-  createConversation = (): Promise<Conversation> => this.call("POST", "v1/conversations", {});
+  /** `model`: null for the default one. */
+  createConversation = (model: string | null = null): Promise<Conversation> =>
+    this.call("POST", "v1/conversations", model === null ? {} : { model });
 
   changeConversation = (
     id: string,
-    changes: Partial<Pick<ConversationRow, "title" | "pinned" | "head_message_id">>,
-  ): Promise<ConversationRow> => this.call("PATCH", `v1/conversations/${encodeURIComponent(id)}`, changes);
+    changes: Partial<Pick<Conversation, "title" | "pinned" | "head_message_id" | "model">>,
+  ): Promise<ConversationRow> => this.call("PATCH", `v1/conversations/${inPath(id)}`, changes);
 
-  deleteConversation = (id: string): Promise<null> => this.call("DELETE", `v1/conversations/${encodeURIComponent(id)}`);
+  deleteConversation = (id: string): Promise<null> => this.call("DELETE", `v1/conversations/${inPath(id)}`);
 
   send = (conversation: string, message: NewMessage): Promise<Accepted> =>
-    this.call("POST", `v1/conversations/${encodeURIComponent(conversation)}/messages`, message);
+    this.call("POST", `v1/conversations/${inPath(conversation)}/messages`, message);
 
   answerAgain = (message: string, client_msg_id: string): Promise<Accepted> =>
-    this.call("POST", `v1/messages/${encodeURIComponent(message)}/responses`, { client_msg_id });
+    this.call("POST", `v1/messages/${inPath(message)}/responses`, { client_msg_id });
 
   continueReply = (reply: string, client_msg_id: string): Promise<Accepted> =>
-    this.call("POST", `v1/messages/${encodeURIComponent(reply)}/responses`, { client_msg_id, continue: true });
+    this.call("POST", `v1/messages/${inPath(reply)}/responses`, { client_msg_id, continue: true });
 
-  response = (id: string): Promise<ResponseState> => this.call("GET", `v1/responses/${encodeURIComponent(id)}`);
+  response = (id: string): Promise<ResponseState> => this.call("GET", `v1/responses/${inPath(id)}`);
 
-  stop = (id: string): Promise<{ status: string }> => this.call("POST", `v1/responses/${encodeURIComponent(id)}/stop`);
+  /** What a reply's prompt was made of; read it with `readUsed`. */
+  context = (response: string): Promise<Record<string, unknown>> => this.call("GET", `v1/responses/${inPath(response)}/context`);
 
-  streamAddress = (id: string): string => this.address(`v1/responses/${encodeURIComponent(id)}/stream`);
+  pinMessage = (id: string, pinned: boolean): Promise<Message> => this.call("PATCH", `v1/messages/${inPath(id)}`, { pinned });
+
+  /** The summaries on the branch that ends with `leaf`, the newest fold first. */
+  summaries = (conversation: string, leaf: string): Promise<{ data: Summary[] }> =>
+    this.call("GET", `v1/conversations/${inPath(conversation)}/summaries?leaf=${inPath(leaf)}`);
+
+  /** Another wording of a summary; `version` is that of the one it replaces. */
+  rewriteSummary = (conversation: string, { through_message_id, version }: Summary, text: string): Promise<Summary> =>
+    this.call("PUT", `v1/conversations/${inPath(conversation)}/summaries/${inPath(through_message_id)}`, { text, version });
+
+  models = (): Promise<{ data: Model[] }> => this.call("GET", "v1/models");
+
+  stop = (id: string): Promise<{ status: string }> => this.call("POST", `v1/responses/${inPath(id)}/stop`);
+
+  streamAddress = (id: string): string => this.address(`v1/responses/${inPath(id)}/stream`);
 
   private async call<T>(method: string, path: string, body?: unknown): Promise<T> {
     const answer = await this.fetch(method, path, body);
     if (answer.type === "opaqueredirect" || answer.status === 401) {
       throw new ApiError(401, "not_authenticated", "You are signed out.", false);
     }
+    const limits = readLimits(answer.headers, Date.now());
+    if (limits) this.onLimits(limits);
     const json = await readJson(answer);
     if (!answer.ok) throw toError(answer.status, json);
     return json as T;

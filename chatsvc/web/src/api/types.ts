@@ -14,6 +14,10 @@ export interface Message {
   tokens: number | null;
   created_at: string;
   error_code?: string | null;
+  /** Stays in the prompt, word for word, when what is around it is summarised. */
+  pinned?: boolean;
+  /** What was given up for this reply because the service was busy. */
+  degraded?: readonly string[];
   /** On running replies: where to read them, with a token in it. */
   stream_url?: string | null;
 }
@@ -29,6 +33,8 @@ export interface ConversationRow {
 }
 
 export interface Conversation extends ConversationRow {
+  /** Null: the default one. */
+  model?: string | null;
   messages: Message[];
 }
 
@@ -50,12 +56,32 @@ export interface Accepted {
 
 export interface ResponseState {
   status: Status;
+  served_model?: string | null;
+  degraded?: string[];
   stream_url?: string | null;
+}
+
+/** Text that stands for a branch up to a message. A change is a new version. */
+export interface Summary {
+  id: string;
+  through_message_id: string;
+  version: number;
+  text: string;
+  tokens: number;
+  edited: boolean;
+  created_at: string;
+}
+
+export interface Model {
+  id: string;
+  default: boolean;
+  ready: boolean | null;
 }
 
 export interface Me {
   user: { id: string };
   tier: string;
+  quota?: { budget: { limit: number; left: number } | null; refills_at: string | null };
 }
 
 /** RFC 9457, with the members every error of this API carries. */

@@ -9,6 +9,8 @@ const WINDOWED_FROM = 80;
 const MARGIN_PX = 1_500;
 const NEAR_END_PX = 32;
 const FAR_FROM_END_PX = 240;
+/** Where a row is put that is brought into view: this share of the viewport's height below its top. */
+const FROM_TOP = 0.2;
 
 export class Scroller {
   readonly range: Signal<Range> = signal({ first: 0, end: 0, before: 0, after: 0 });
@@ -21,6 +23,8 @@ export class Scroller {
   private observer: ResizeObserver | null = null;
   private readonly keys = new WeakMap<Element, string>();
   private following = true;
+  /** A row that is being brought into view: rows above it may still turn out taller than guessed. */
+  private target: string | null = null;
   private lastTop = 0;
   private lastHeight = 0;
 
@@ -34,6 +38,7 @@ export class Scroller {
     observer.observe(content);
     const onScroll = (): void => this.scrolled();
     const onWheel = (event: WheelEvent): void => {
+      this.target = null;
       if (event.deltaY < 0 && viewport.scrollHeight > viewport.clientHeight) this.following = false;
     };
     viewport.addEventListener("scroll", onScroll, { passive: true });
@@ -62,9 +67,22 @@ export class Scroller {
     return () => this.observer?.unobserve(element);
   }
 
+  /** Bring a row into view, a little below the top, and stay there. False when there is no such row. */
+  reveal(key: string): boolean {
+    const { viewport, content } = this;
+    const top = this.rows.topOf(key);
+    if (top === null || !viewport || !content) return false;
+    this.following = false;
+    this.target = key;
+    this.update(top);
+    this.toTarget();
+    return true;
+  }
+
   /** Go to the newest line and follow it. */
   follow(): void {
     this.following = true;
+    this.target = null;
     this.update();
     this.toEnd();
   }
@@ -74,6 +92,7 @@ export class Scroller {
     if (!viewport) return;
     const { scrollTop, scrollHeight, clientHeight } = viewport;
     const distance = scrollHeight - clientHeight - scrollTop;
+    if (Math.abs(scrollTop - this.lastTop) > 1) this.target = null; // not by us
     if (distance <= NEAR_END_PX && scrollTop >= this.lastTop) this.following = true;
     // Upwards, and not merely because the content became shorter: the reader wants to read back.
     else if (scrollTop < this.lastTop - 1 && scrollHeight >= this.lastHeight) this.following = false;
@@ -87,9 +106,19 @@ export class Scroller {
       const key = this.keys.get(target);
       if (key !== undefined && target.isConnected) heights.set(key, target.getBoundingClientRect().height);
     }
-    const moved = this.rows.measure(heights, this.offset());
+    // Where all rows are drawn the browser has placed them by their true heights from the first: guesses are none.
+    const moved = this.rows.measure(heights, this.offset(), this.windowed());
     if (this.following) this.toEnd();
-    else if (moved !== 0 && this.viewport && this.windowed()) this.viewport.scrollTop += moved;
+    else if (this.target !== null) this.toTarget();
+    else if (moved !== 0 && this.viewport) this.viewport.scrollTop += moved;
+    this.note();
+    this.update();
+  }
+
+  private toTarget(): void {
+    const top = this.target === null ? null : this.rows.topOf(this.target);
+    if (top === null || !this.viewport || !this.content) return;
+    this.viewport.scrollTop = this.content.offsetTop + top - this.viewport.clientHeight * FROM_TOP;
     this.note();
     this.update();
   }
@@ -118,9 +147,10 @@ export class Scroller {
     return this.viewport.scrollTop - this.content.offsetTop;
   }
 
-  private update(): void {
+  /** `at`: where the viewport is about to be, as a distance from the list's top. */
+  private update(at?: number): void {
     const height = this.viewport?.clientHeight ?? 0;
-    const top = this.following ? Math.max(0, this.rows.total - height) : this.offset();
+    const top = at ?? (this.following ? Math.max(0, this.rows.total - height) : this.offset());
     const next = this.windowed()
       ? this.rows.range(top, top + height, MARGIN_PX)
       : { first: 0, end: this.count, before: 0, after: 0 };

@@ -38,22 +38,28 @@ export class Rows {
     return this.tops[Math.max(0, Math.min(index, this.rows.length))] ?? 0;
   }
 
+  /** Distance of the row with this key from the top of the list; null when there is none. */
+  topOf(key: string): number | null {
+    const index = this.rows.findIndex((row) => row.key === key);
+    return index === -1 ? null : this.top(index);
+  }
+
   heightOf(key: string): number | undefined {
     return this.measured.get(key);
   }
 
   /**
    * Take true heights. Returns by how many pixels the content moved at `anchor`, a distance from the top: the sum of
-   * the changes of the rows that end above it.
+   * the changes of the rows that end above it. `fromGuess`: whether a row had the height that was guessed until then.
    */
-  measure(heights: ReadonlyMap<string, number>, anchor: number): number {
+  measure(heights: ReadonlyMap<string, number>, anchor: number, fromGuess = true): number {
     let moved = 0;
     let changed = false;
     this.rows.forEach((row, index) => {
       const height = heights.get(row.key);
       if (height === undefined || this.measured.get(row.key) === height) return;
       const bottom = this.top(index + 1);
-      if (bottom <= anchor) moved += height - (bottom - this.top(index));
+      if (bottom <= anchor && (fromGuess || this.measured.has(row.key))) moved += height - (bottom - this.top(index));
       this.measured.set(row.key, height);
       changed = true;
     });

@@ -2,7 +2,8 @@
 
 import { effect, signal, untracked, type Signal } from "@preact/signals";
 import { ApiError, Client } from "../api/client.ts";
-import type { ConversationRow, Me } from "../api/types.ts";
+import { limitsOf, type Limits } from "../api/limits.ts";
+import type { ConversationRow, Me, Model } from "../api/types.ts";
 import { Markdown } from "../text/markdown.ts";
 import { Sanitiser } from "../text/sanitise.ts";
 import { browserSurroundings } from "./browser.ts";
@@ -27,6 +28,10 @@ export class App {
   readonly pulse: Pulse;
   readonly thread: Signal<Thread>;
   readonly me: Signal<Me | null> = signal(null);
+  /** What is left of the caller's budget; null where there is none, or nothing was told yet. */
+  readonly limits: Signal<Limits | null> = signal(null);
+  /** Those that can be chosen. */
+  readonly models: Signal<readonly Model[]> = signal([]);
   readonly theme: Signal<Theme>;
   /** The sidebar on narrow screens. */
   readonly drawer: Signal<boolean> = signal(false);
@@ -36,6 +41,9 @@ export class App {
   constructor(private readonly window: Window & typeof globalThis) {
     this.storage = openStorage(window);
     this.client = new Client(window.document.baseURI);
+    this.client.onLimits = (limits) => {
+      this.limits.value = limits;
+    };
     this.chats = new Chats(this.client);
     this.drafts = new Drafts(this.storage);
     this.router = new Router(window.document.baseURI, window);
@@ -66,13 +74,14 @@ export class App {
     let wasRunning = false;
     effect(() => {
       const running = this.thread.value.running.value !== null;
-      if (wasRunning && !running) untracked(() => this.notices.outdate("running"));
+      if (wasRunning && !running) untracked(() => this.ended());
       wasRunning = running;
     });
     void this.thread.peek().load();
     this.fetchMoreChats();
+    void this.attempt(() => this.meet());
     void this.attempt(async () => {
-      this.me.value = await this.client.me();
+      this.models.value = (await this.client.models()).data;
     });
     this.pulse.now();
   }
@@ -88,6 +97,17 @@ export class App {
     }
     return done;
   };
+
+  private async meet(): Promise<void> {
+    this.me.value = await this.client.me();
+    this.limits.value = limitsOf(this.me.value);
+  }
+
+  private ended(): void {
+    this.notices.outdate("running");
+    // What a reply has cost is known at its end.
+    if (this.limits.peek()) void this.attempt(() => this.meet());
+  }
 
   private async attempt(action: () => Promise<unknown>, retry?: () => void): Promise<boolean> {
     try {

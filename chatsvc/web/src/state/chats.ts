@@ -35,6 +35,7 @@ export class Chats {
   private readonly cursor: Signal<string | null> = signal(null);
   private readonly touched = new Map<string, Mark>();
   private readonly deleted = new Set<string>();
+  private readonly unlisted = new Set<string>();
   private readonly queues = new Map<string, Promise<unknown>>();
   private changes: Mark = 0;
   private loadingMore: Promise<void> | null = null;
@@ -73,9 +74,12 @@ export class Chats {
     const page = await this.client.conversations(null, REFRESH);
     const oldest = page.next_cursor === null ? -Infinity : Date.parse(page.data.at(-1)?.updated_at ?? "");
     const listed = new Set(page.data.map(({ id }) => id));
-    // Known when we asked, unchanged since, and not where it would have to be: deleted elsewhere.
+    // Known when we asked, unchanged since, and not where it would have to be: deleted elsewhere. One that is opened
+    // after that exists all the same (temporary ones are not listed), and stays.
     for (const [id, entry] of known) {
-      if (entry.time > oldest && !listed.has(id) && this.byId.peek().get(id) === entry) this.forget(id);
+      if (entry.time <= oldest || listed.has(id) || this.unlisted.has(id) || this.byId.peek().get(id) !== entry) continue;
+      this.unlisted.add(id);
+      this.forget(id);
     }
     this.merge(page.data, asked);
   }

@@ -2,6 +2,7 @@
 
 import { signal, type Signal } from "@preact/signals";
 import { ApiError } from "../api/client.ts";
+import { timeOf } from "../text/time.ts";
 
 /** What a notice rests on: it goes when that is over. */
 export type Cause = "unreachable" | "running";
@@ -15,8 +16,12 @@ export interface Notice {
 type Advice = (error: ApiError) => string;
 
 const kept = "Your text is kept.";
-const inSeconds = (error: ApiError): string =>
-  error.retryAfter === null ? "in a moment" : `in ${Math.max(1, Math.ceil(error.retryAfter))} s`;
+/** Longer waits are told by the clock: a notice is read later than it was written. */
+const CLOCK_FROM_S = 90;
+const when = ({ retryAfter }: ApiError): string => {
+  if (retryAfter === null) return "in a moment";
+  return retryAfter < CLOCK_FROM_S ? `in ${Math.max(1, Math.ceil(retryAfter))} s` : `at ${timeOf(Date.now() + retryAfter * 1_000)}`;
+};
 
 const ADVICE: Record<string, Advice> = {
   unreachable: () => `The server cannot be reached. ${kept}`,
@@ -26,18 +31,18 @@ const ADVICE: Record<string, Advice> = {
     const count = open === null ? "As many replies as allowed" : open === 1 ? "One reply" : `${open} replies`;
     return `${count} of yours ${open === 1 ? "is" : "are"} still running. Wait for one to end or stop one, then send again.`;
   },
-  quota_exceeded: (error) => `Your budget is used up for now. ${error.message} ${kept}`,
-  queue_full: (error) => `Too many people are waiting just now. Try again ${inSeconds(error)}. ${kept}`,
+  quota_exceeded: (error) => `Your budget does not cover this message now. ${error.message} Try again ${when(error)}. ${kept}`,
+  queue_full: (error) => `Too many people are waiting just now. Try again ${when(error)}. ${kept}`,
   conversation_busy: () => `A reply is still running here. Send again when it has ended, or stop it first. ${kept}`,
   payload_too_large: () => "This message is too large to send. Shorten it, please.",
   not_found: () => "This conversation does not exist any more.",
 };
 
 const BY_STATUS: Record<number, Advice> = {
-  429: (error) => `You have reached a limit: ${error.message} Try again ${inSeconds(error)}.`,
-  502: (error) => `The service cannot be reached just now. Try again ${inSeconds(error)}. ${kept}`,
-  503: (error) => `The service cannot take messages just now. Try again ${inSeconds(error)}. ${kept}`,
-  504: (error) => `The service takes too long to answer. Try again ${inSeconds(error)}. ${kept}`,
+  429: (error) => `You have reached a limit: ${error.message} Try again ${when(error)}.`,
+  502: (error) => `The service cannot be reached just now. Try again ${when(error)}. ${kept}`,
+  503: (error) => `The service cannot take messages just now. Try again ${when(error)}. ${kept}`,
+  504: (error) => `The service takes too long to answer. Try again ${when(error)}. ${kept}`,
 };
 
 /** One sentence or two for a person. */

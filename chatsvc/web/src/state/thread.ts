@@ -9,6 +9,7 @@ import type { Failure, Reply } from "../stream/reducer.ts";
 import { branchTo, headOrNewest, leafUnder, plant, siblingsOf, type Siblings, type Tree } from "../tree/branch.ts";
 import { replyOf, userMessage } from "./accepted.ts";
 import type { Mark } from "./chats.ts";
+import { Contexts } from "./contexts.ts";
 import { LiveReplies, type LiveSurroundings } from "./replies.ts";
 
 export type ThreadState = "new" | "loading" | "ready" | "missing" | "failed";
@@ -45,6 +46,11 @@ export class Thread {
   readonly stopping: Signal<string | null> = signal(null);
   readonly failures: Signal<ReadonlyMap<string, Failure>> = signal(new Map());
   readonly replies: LiveReplies;
+  readonly contexts: Contexts;
+  /** The model it was told to use; null: the default one. */
+  readonly model: Signal<string | null> = signal(null);
+  /** A message to bring into view; each new object once. */
+  readonly target: Signal<{ readonly id: string } | null> = signal(null);
   private readonly messages: Signal<ReadonlyMap<string, Message>> = signal(new Map());
   private readonly head: Signal<string | null> = signal(null);
   private readonly chosen = new Map<string | null, string>();
@@ -80,9 +86,11 @@ export class Thread {
       onEnd: (message, reply) => this.finish(message, reply),
       refetch: () => this.load(),
     });
+    this.contexts = new Contexts({ client: options.client, conversation: this.id, branch: this.branch, replies: this.replies });
   }
 
   dispose(): void {
+    this.contexts.dispose();
     this.replies.dispose();
   }
 
@@ -165,6 +173,53 @@ export class Thread {
     });
   }
 
+  /** Keep a message in the prompt word for word, or do so no more. Shown at once, taken back when the server refuses. */
+  async pin({ id }: Message, pinned: boolean): Promise<void> {
+    const mark = (value: boolean): void => {
+      const message = this.messages.peek().get(id);
+      if (message) this.messages.value = new Map(this.messages.peek()).set(id, { ...message, pinned: value });
+    };
+    this.changes += 1;
+    mark(pinned);
+    await this.exclusively(async () => {
+      try {
+        await this.options.client.pinMessage(id, pinned);
+      } catch (error) {
+        mark(!pinned);
+        throw error;
+      } finally {
+        this.changes += 1; // what was asked for meanwhile may be from before
+      }
+    });
+  }
+
+  /** Use another model from the next message on. */
+  async chooseModel(model: string | null): Promise<void> {
+    const [id, before] = [this.id.peek() ?? this.made?.id ?? null, this.model.peek()];
+    this.model.value = model;
+    if (id === null) return;
+    this.changes += 1;
+    try {
+      await this.exclusively(async () => void (await this.options.client.changeConversation(id, { model })));
+    } catch (error) {
+      this.model.value = before;
+      throw error;
+    }
+  }
+
+  /** Bring a message into view, also one of another branch, or one that is not fetched yet. False when it is gone. */
+  async reveal(id: string): Promise<boolean> {
+    if (!this.messages.peek().has(id)) await this.load();
+    if (!this.messages.peek().has(id)) return false;
+    if (!this.branch.peek().some((message) => message.id === id)) await this.choose(id);
+    this.target.value = { id };
+    return true;
+  }
+
+  parentOf(id: string): string | null | undefined {
+    return this.messages.value.get(id)?.parent_id;
+  }
+
   private async ask(target: string, kept: string, call: (clientId: string) => Promise<Accepted>): Promise<void> {
     const clientId = this.asked.get(target) ?? clientMessageId();
     this.asked.set(target, clientId);
@@ -199,7 +254,7 @@ export class Thread {
   }
 
   private async make(): Promise<ConversationRow> {
-    this.made ??= await this.options.client.createConversation();
+    this.made ??= await this.options.client.createConversation(this.model.peek());
     return this.made;
   }
 
@@ -233,6 +288,7 @@ export class Thread {
     for (const message of conversation.messages) next.set(message.id, this.newest(message));
     this.messages.value = next;
     this.head.value = conversation.head_message_id;
+    this.model.value = conversation.model ?? null;
     this.state.value = "ready";
   }
 
@@ -262,12 +318,14 @@ export class Thread {
 
   private finish(message: Message, reply: Reply): void {
     if (this.stopping.value === message.response_id) this.stopping.value = null;
+    if (message.response_id !== null) this.contexts.note(message.response_id, reply.used);
     if (reply.failure) this.failures.value = new Map(this.failures.value).set(message.id, reply.failure);
     const ended: Message = {
       ...(this.messages.peek().get(message.id) ?? message),
       content: reply.text,
       status: reply.phase === "failed" ? "failed" : reply.phase === "stopped" ? "stopped" : "complete",
       model: reply.model ?? message.model,
+      degraded: reply.degraded,
       finish_reason: reply.finishReason,
       tokens: reply.outputTokens,
       error_code: reply.failure?.code ?? null,

@@ -5,6 +5,8 @@
 // - `queued` has no id of its own; EventSource repeats the previous one for it, so it is never looked at.
 // - `done` and `error` end the reply, whatever their id: nothing can come after them.
 
+import { readUsed, type Used } from "./used.ts";
+
 export type Phase = "waiting" | "queued" | "streaming" | "complete" | "stopped" | "failed";
 
 export interface Queue {
@@ -24,7 +26,11 @@ export interface Reply {
   readonly last: number;
   readonly phase: Phase;
   readonly queue: Queue | null;
+  /** The model that writes it. */
   readonly model: string | null;
+  /** What was given up because the service is busy. */
+  readonly degraded: readonly string[];
+  readonly used: Used | null;
   readonly promptTokens: number | null;
   readonly outputTokens: number | null;
   readonly finishReason: string | null;
@@ -44,6 +50,8 @@ export const EMPTY_REPLY: Reply = {
   phase: "waiting",
   queue: null,
   model: null,
+  degraded: [],
+  used: null,
   promptTokens: null,
   outputTokens: null,
   finishReason: null,
@@ -58,10 +66,18 @@ type Step = (reply: Reply, data: Data, id: number) => Reply;
 
 const asNumber = (value: unknown): number | null => (typeof value === "number" ? value : null);
 const asText = (value: unknown): string => (typeof value === "string" ? value : "");
+const asTexts = (value: unknown): string[] => (Array.isArray(value) ? value.filter((each) => typeof each === "string") : []);
 
 const LOGGED: Record<string, Step> = {
-  start: (reply, data, last) => ({ ...reply, last, phase: "streaming", queue: null, model: asText(data["model"]) || null }),
-  context: (reply, data, last) => ({ ...reply, last, promptTokens: asNumber(data["prompt_tokens"]) }),
+  start: (reply, data, last) => ({
+    ...reply,
+    last,
+    phase: "streaming",
+    queue: null,
+    model: asText(data["served_model"]) || asText(data["model"]) || null,
+    degraded: asTexts(data["degraded"]),
+  }),
+  context: (reply, data, last) => ({ ...reply, last, promptTokens: asNumber(data["prompt_tokens"]), used: readUsed(data) }),
   delta: (reply, data, last) => ({
     ...reply,
     last,

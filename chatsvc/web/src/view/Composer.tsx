@@ -3,6 +3,7 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Thread } from "../state/thread.ts";
+import { budgetText } from "../text/budget.ts";
 import { useApp } from "./context.ts";
 import { IconButton } from "./Icon.tsx";
 import { Notices } from "./Notices.tsx";
@@ -105,8 +106,18 @@ export function Composer({ thread, offered, onBlank }: ComposerProps) {
           </button>
         )}
       </div>
-      <p class="hint">Enter sends, Shift + Enter starts a new line. Replies can be wrong; check what matters.</p>
+      <Hint />
     </form>
+  );
+}
+
+/** The budget, when little of it is left, else how to write. */
+function Hint() {
+  const word = budgetText(useApp().limits.value);
+  return word === null ? (
+    <p class="hint">Enter sends, Shift + Enter starts a new line. Replies can be wrong; check what matters.</p>
+  ) : (
+    <p class="hint is-budget">{word}</p>
   );
 }
 

@@ -2,6 +2,7 @@
 
 import { useId, useRef } from "preact/hooks";
 import { Icon, IconButton, type IconName } from "./Icon.tsx";
+import { openBeside } from "./popup.ts";
 
 export interface MenuItem {
   label: string;
@@ -24,11 +25,7 @@ export function Menu({ label, items }: { label: string; items: readonly MenuItem
   const open = (event: MouseEvent): void => {
     const element = popup.current;
     if (!element || !(event.currentTarget instanceof HTMLElement)) return;
-    const place = event.currentTarget.getBoundingClientRect();
-    element.showPopover();
-    const below = place.bottom + element.offsetHeight < window.innerHeight;
-    element.style.top = `${below ? place.bottom + 4 : place.top - element.offsetHeight - 4}px`;
-    element.style.left = `${Math.max(8, Math.min(place.left, window.innerWidth - element.offsetWidth - 8))}px`;
+    openBeside(element, event.currentTarget);
     buttons()[0]?.focus();
   };
   const onKeyDown = (event: KeyboardEvent): void => {

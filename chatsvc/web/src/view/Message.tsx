@@ -4,11 +4,13 @@ import { useApp } from "./context.ts";
 import { isContinuable, isRunning, type Message } from "../api/types.ts";
 import type { Thread } from "../state/thread.ts";
 import { ReplyBody } from "./Body.tsx";
+import { Chips } from "./Chips.tsx";
 import { CopyButton } from "./CopyButton.tsx";
 import { EDIT_LABEL, Editor } from "./Editor.tsx";
 import { useKeptFocus } from "./focus.ts";
-import { IconButton } from "./Icon.tsx";
-import { Outcome, Progress } from "./Status.tsx";
+import { Icon, IconButton } from "./Icon.tsx";
+import { Menu } from "./Menu.tsx";
+import { Degraded, Outcome, Progress } from "./Status.tsx";
 
 interface MessageProps {
   thread: Thread;
@@ -28,6 +30,7 @@ function Question({ thread, message }: MessageProps) {
       <h2 class="sr-only">You said</h2>
       <div class="question">{message.content}</div>
       <div class="actions" ref={actions}>
+        <PinMark message={message} />
         <Arrows thread={thread} message={message} />
         <IconButton
           icon="edit"
@@ -37,6 +40,7 @@ function Question({ thread, message }: MessageProps) {
           }}
         />
         <CopyButton text={message.content} label="Copy this message" />
+        <More thread={thread} message={message} />
       </div>
     </>
   );
@@ -54,7 +58,7 @@ function Answer({ thread, message }: MessageProps) {
     <>
       <h2 class="sr-only">The assistant said</h2>
       <ReplyBody content={message.content} live={live} />
-      {running ? <Progress live={live} stopping={thread.stopping.value === message.response_id} /> : null}
+      <Degraded reply={live?.view.value.reply ?? null} message={message} />
       {running ? null : (
         <Outcome
           message={message}
@@ -63,15 +67,49 @@ function Answer({ thread, message }: MessageProps) {
           onContinue={goOn}
         />
       )}
-      {running ? null : (
-        <div class="actions" ref={actions}>
-          <Arrows thread={thread} message={message} />
-          <CopyButton text={message.content} label="Copy this reply" />
-          {again ? <IconButton icon="again" label="Answer again" onClick={again} /> : null}
-          <Facts message={message} />
-        </div>
-      )}
+      <div class="below">
+        {running ? (
+          <Progress live={live} stopping={thread.stopping.value === message.response_id} />
+        ) : (
+          <div class="actions" ref={actions}>
+            <PinMark message={message} />
+            <Arrows thread={thread} message={message} />
+            <CopyButton text={message.content} label="Copy this reply" />
+            {again ? <IconButton icon="again" label="Answer again" onClick={again} /> : null}
+            <More thread={thread} message={message} />
+            <Facts message={message} />
+          </div>
+        )}
+        <Chips thread={thread} message={message} />
+      </div>
     </>
+  );
+}
+
+function More({ thread, message }: MessageProps) {
+  const app = useApp();
+  const pinned = message.pinned === true;
+  return (
+    <Menu
+      label="More for this message"
+      items={[
+        {
+          label: pinned ? "Unpin this message" : "Pin this message",
+          icon: "pin",
+          run: () => void app.act(() => thread.pin(message, !pinned)),
+        },
+      ]}
+    />
+  );
+}
+
+function PinMark({ message }: { message: Message }) {
+  if (!message.pinned) return null;
+  return (
+    <span class="pin-mark stays" title="Pinned: the model is given this message word for word, also when it is old">
+      <Icon name="pin" />
+      <span class="sr-only">Pinned</span>
+    </span>
   );
 }
 

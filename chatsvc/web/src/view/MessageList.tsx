@@ -1,11 +1,12 @@
 // The branch on the screen. Long ones are windowed; the list says so to assistive technology by set size and position.
 
-import type { ComponentChildren } from "preact";
-import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import type { Message, Status } from "../api/types.ts";
+import type { ComponentChildren, RefObject } from "preact";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { isRunning, type Message, type Status, type Summary } from "../api/types.ts";
 import { Scroller } from "../list/scroller.ts";
 import type { Row } from "../list/window.ts";
 import type { Thread } from "../state/thread.ts";
+import { FoldLine } from "./Fold.tsx";
 import { IconButton } from "./Icon.tsx";
 import { MessageView } from "./Message.tsx";
 
@@ -37,6 +38,8 @@ export function MessageList({ thread }: { thread: Thread }) {
     if (pending) scroller.follow();
   }, [scroller, pending]);
 
+  const folded = useMemo(() => rowOfFold(thread, shown), [thread.contexts.fold.value, shown]);
+  const flashed = useTarget(thread, scroller, viewport);
   const { first, end, before, after } = scroller.range.value;
   return (
     <>
@@ -51,8 +54,11 @@ export function MessageList({ thread }: { thread: Thread }) {
               status={statusOf(thread, message)}
               position={first + index + 1}
               count={shown.length}
+              flashed={flashed === message.id}
+              onSeen={seen(thread, message)}
             >
               <MessageView thread={thread} message={message} />
+              {folded?.row === message.id ? <FoldLine thread={thread} summary={folded.summary} /> : null}
             </RowView>
           ))}
           <div style={{ height: `${after}px` }} />
@@ -70,6 +76,42 @@ export function MessageList({ thread }: { thread: Thread }) {
   );
 }
 
+/** The fold's line is drawn under the last message that the summary covers, or the last one of these that is shown. */
+function rowOfFold(thread: Thread, shown: readonly Message[]): { row: string; summary: Summary } | null {
+  const summary = thread.contexts.fold.peek();
+  if (!summary) return null;
+  const path = thread.branch.peek();
+  const covered = new Set(path.slice(0, path.findIndex(({ id }) => id === summary.through_message_id) + 1).map(({ id }) => id));
+  const row = shown.findLast(({ id }) => covered.has(id));
+  return row ? { row: row.id, summary } : null;
+}
+
+const FLASH_MS = 2_000;
+
+/** Brings the thread's target into view and hands the keyboard over to it. Returns the id of the row to highlight. */
+function useTarget(thread: Thread, scroller: Scroller, viewport: RefObject<HTMLElement | null>): string | null {
+  const [flashed, setFlashed] = useState<string | null>(null);
+  const target = thread.target.value;
+  useLayoutEffect(() => {
+    if (!target || !scroller.reveal(target.id)) return;
+    thread.target.value = null;
+    setFlashed(target.id);
+  }, [target, scroller]);
+  useEffect(() => {
+    if (flashed === null) return undefined;
+    viewport.current?.querySelector<HTMLElement>(`[data-message-id="${CSS.escape(flashed)}"]`)?.focus({ preventScroll: true });
+    const timer = setTimeout(() => setFlashed(null), FLASH_MS);
+    return () => clearTimeout(timer);
+  }, [flashed]);
+  return flashed;
+}
+
+/** What an older reply was made of is asked for when the reply is looked at: only a folded conversation has more to tell. */
+function seen(thread: Thread, message: Message): (() => void) | null {
+  if (message.role !== "assistant" || isRunning(message) || thread.contexts.fold.value === null) return null;
+  return () => thread.contexts.want(message.response_id);
+}
+
 /** A queued reply begins to stream without the message being fetched again. */
 function statusOf(thread: Thread, message: Message): Status {
   const phase = thread.replies.live.value.get(message.id)?.phase.value;
@@ -82,16 +124,31 @@ interface RowProps {
   status: Status;
   position: number;
   count: number;
+  flashed: boolean;
+  /** Called once the row is in view; null when nobody wants to know. */
+  onSeen: (() => void) | null;
   children: ComponentChildren;
 }
 
-function RowView({ scroller, message, status, position, count, children }: RowProps) {
+function RowView({ scroller, message, status, position, count, flashed, onSeen, children }: RowProps) {
   const element = useRef<HTMLElement>(null);
+  const watched = onSeen !== null;
+  useEffect(() => {
+    if (!element.current || !onSeen) return undefined;
+    const observer = new IntersectionObserver((entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      onSeen();
+    });
+    observer.observe(element.current);
+    return () => observer.disconnect();
+  }, [watched, message.id]);
   useLayoutEffect(() => (element.current ? scroller.watch(element.current, message.id) : undefined), [scroller, message.id]);
   return (
     <article
       ref={element}
-      class={`message is-${message.role}`}
+      class={`message is-${message.role}${flashed ? " is-flashed" : ""}`}
+      tabindex={-1}
       data-message-id={message.id}
       data-status={status}
       aria-posinset={position}

@@ -8,8 +8,11 @@ import { titleOf } from "./ChatRow.tsx";
 import { Composer, COMPOSER_ID } from "./Composer.tsx";
 import { useApp } from "./context.ts";
 import { Empty } from "./Empty.tsx";
+import { OpenedSummary } from "./Fold.tsx";
 import { IconButton } from "./Icon.tsx";
 import { MessageList } from "./MessageList.tsx";
+import { Meter } from "./Meter.tsx";
+import { ModelPicker } from "./ModelPicker.tsx";
 import { Sidebar } from "./Sidebar.tsx";
 
 export function Page() {
@@ -43,6 +46,8 @@ export function Page() {
             }}
           />
           <h1>{thread.id.value === null ? "New chat" : titleOf(thread.title.value)}</h1>
+          <ModelPicker thread={thread} />
+          <Meter thread={thread} />
           <IconButton class="only-narrow" icon="compose" label="New chat" onClick={() => app.newChat()} />
         </header>
         <ThreadView key={thread.key} thread={thread} />
@@ -74,6 +79,7 @@ function ThreadView({ thread }: { thread: Thread }) {
         ) : null}
         {blank ? null : <MessageList thread={thread} />}
       </section>
+      <OpenedSummary thread={thread} />
       <Announcer thread={thread} />
       {state === "missing" ? null : <Composer thread={thread} offered={offered} onBlank={setUnwritten} />}
     </>

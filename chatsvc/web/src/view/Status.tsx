@@ -2,7 +2,8 @@
 
 import type { Message } from "../api/types.ts";
 import type { LiveReply } from "../state/live.ts";
-import type { Failure, Queue } from "../stream/reducer.ts";
+import type { Failure, Queue, Reply } from "../stream/reducer.ts";
+import { duration } from "../text/time.ts";
 
 export function Progress({ live, stopping }: { live: LiveReply | null; stopping: boolean }) {
   const reply = live?.view.value.reply;
@@ -27,8 +28,23 @@ function queueText({ position, etaSeconds }: Queue): string {
   return etaSeconds === null ? place : `${place} · about ${duration(etaSeconds)}`;
 }
 
-function duration(seconds: number): string {
-  return seconds < 90 ? `${Math.max(1, Math.round(seconds))} s` : `${Math.round(seconds / 60)} min`;
+const GIVEN_UP: Record<string, (model: string | null) => string> = {
+  small_model: (model) => `comes from a smaller model${model ? ` (${model})` : ""}`,
+  short_reply: () => "is kept short",
+  short_context: () => "was given less of the conversation",
+};
+
+/** One sentence on what was given up for a reply; null when nothing was. */
+export function degradedText(degraded: readonly string[], model: string | null): string | null {
+  const parts = degraded.map((what) => GIVEN_UP[what]?.(model) ?? null).filter((part) => part !== null);
+  if (parts.length === 0) return null;
+  const last = parts.pop() ?? "";
+  return `The service is busy: this reply ${parts.length > 0 ? `${parts.join(", ")} and ` : ""}${last}.`;
+}
+
+export function Degraded({ reply, message }: { reply: Reply | null; message: Message }) {
+  const text = degradedText(reply?.degraded ?? message.degraded ?? [], reply?.model ?? message.model);
+  return text === null ? null : <p class="remark">{text}</p>;
 }
 
 const REASONS: Record<string, string> = {

@@ -1,0 +1,168 @@
+// What the model is given of the open conversation: the summary at its fold, and what each reply's prompt was made of.
+//
+// None of this is needed to read or write, so a call that fails is not told: what was asked for is asked for again when
+// it is next wanted.
+
+import { computed, effect, signal, untracked, type ReadonlySignal, type Signal } from "@preact/signals";
+import { ApiError, type Client } from "../api/client.ts";
+import type { Message, Summary } from "../api/types.ts";
+import { readUsed, type Used } from "../stream/used.ts";
+import type { LiveReplies } from "./replies.ts";
+
+/** A conversation of one turn has nothing that could be folded. */
+const SHORTEST_FOLDED = 3;
+
+export interface Draft {
+  /** The last message that the summary covers: names the summary in all its versions. */
+  readonly through: string;
+  /** The version that was read when the rewriting began. */
+  readonly version: number;
+  readonly text: string;
+}
+
+export interface ContextsOptions {
+  readonly client: Client;
+  readonly conversation: ReadonlySignal<string | null>;
+  readonly branch: ReadonlySignal<readonly Message[]>;
+  readonly replies: LiveReplies;
+}
+
+export class Contexts {
+  /** By response id. */
+  readonly used: Signal<ReadonlyMap<string, Used>> = signal(new Map());
+  /** A rewriting of a summary that is not saved yet. */
+  readonly draft: Signal<Draft | null> = signal(null);
+  /** The summary that is open to be read, by its last message. */
+  readonly reading: Signal<string | null> = signal(null);
+  private readonly summaries: Signal<ReadonlyMap<string, Summary>> = signal(new Map());
+  /** The summary that stands for the older part of the branch. */
+  readonly fold: ReadonlySignal<Summary | null> = computed(() => {
+    const known = this.summaries.value;
+    if (known.size === 0) return null;
+    return this.options.branch.value.reduce<Summary | null>((found, { id }) => known.get(id) ?? found, null);
+  });
+  readonly opened: ReadonlySignal<Summary | null> = computed(() => this.summaries.value.get(this.reading.value ?? "") ?? null);
+  /** What the newest reply on the branch was made of, as far as that is known. */
+  readonly latest: ReadonlySignal<Used | null> = computed(() => {
+    const reply = this.options.branch.value.findLast(({ role }) => role === "assistant");
+    return reply ? this.of(reply) : null;
+  });
+  private readonly asked = new Set<string>();
+  private readonly queue: string[] = [];
+  private draining = false;
+  private lookedUp: string | null = null;
+  private readonly stops: (() => void)[];
+
+  constructor(private readonly options: ContextsOptions) {
+    const { branch, replies } = options;
+    const live = computed(() => {
+      const last = branch.value.at(-1);
+      const reply = last && replies.live.value.get(last.id);
+      return reply ? { response: reply.responseId, used: reply.view.value.reply.used } : null;
+    });
+    const used = computed(() => live.value?.used ?? null);
+    this.stops = [
+      effect(() => {
+        if (used.value === null) return;
+        const response = live.peek()?.response;
+        if (response) untracked(() => this.note(response, used.value));
+      }),
+      effect(() => {
+        const path = branch.value;
+        untracked(() => this.follow(path));
+      }),
+    ];
+  }
+
+  dispose(): void {
+    for (const stop of this.stops) stop();
+    this.queue.length = 0;
+  }
+
+  of(reply: Message): Used | null {
+    const live = this.options.replies.live.value.get(reply.id)?.view.value.reply.used;
+    return live ?? (reply.response_id === null ? null : (this.used.value.get(reply.response_id) ?? null));
+  }
+
+  /** Have it known, soon, what a reply was made of. */
+  want(response: string | null): void {
+    if (response === null || this.asked.has(response) || this.used.peek().has(response)) return;
+    this.asked.add(response);
+    this.queue.push(response);
+    if (!this.draining) void this.drain();
+  }
+
+  /** The stream has told what a reply is made of. A summary that is not known yet is fetched. */
+  note(response: string, used: Used | null): void {
+    if (used === null || this.used.peek().get(response) === used) return;
+    this.used.value = new Map(this.used.peek()).set(response, used);
+    const { summary } = used;
+    const known = summary && this.summaries.peek().get(summary.through);
+    if (summary && (!known || (summary.version ?? 0) > known.version)) void this.lookUp();
+  }
+
+  /** Fetch the summaries of the branch that is shown. */
+  async lookUp(): Promise<void> {
+    const id = this.options.conversation.peek();
+    const leaf = this.options.branch.peek().at(-1);
+    if (id === null || !leaf) return;
+    await this.quietly(async () => {
+      const { data } = await this.options.client.summaries(id, leaf.id);
+      const next = new Map(this.summaries.peek());
+      for (const summary of data) {
+        if ((next.get(summary.through_message_id)?.version ?? 0) < summary.version) next.set(summary.through_message_id, summary);
+      }
+      this.summaries.value = next;
+    });
+  }
+
+  /**
+   * Store the draft in the place of `summary`, as it is known now. Rejects with ApiError; code `summary_changed` when
+   * somebody else was faster: then the newer one is known, and the draft is kept.
+   */
+  async save(summary: Summary, draft: Draft): Promise<void> {
+    const id = this.options.conversation.peek();
+    if (id === null) return;
+    try {
+      const stored = await this.options.client.rewriteSummary(id, summary, draft.text.trim());
+      this.summaries.value = new Map(this.summaries.peek()).set(stored.through_message_id, stored);
+      if (this.draft.peek() === draft) this.draft.value = null;
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 409) await this.lookUp();
+      throw error;
+    }
+  }
+
+  /** Another branch may have another summary; one that only grew has not. */
+  private follow(path: readonly Message[]): void {
+    const leaf = path.at(-1);
+    if (!leaf || path.length < SHORTEST_FOLDED) return;
+    const grown = this.lookedUp !== null && path.some(({ id }) => id === this.lookedUp);
+    this.lookedUp = leaf.id;
+    if (grown) return;
+    void this.lookUp();
+    this.want(path.findLast(({ role, status }) => role === "assistant" && status !== "queued")?.response_id ?? null);
+  }
+
+  private async drain(): Promise<void> {
+    this.draining = true;
+    // The one seen last first: who scrolls past many does not wait for all of them.
+    for (let next = this.queue.pop(); next !== undefined; next = this.queue.pop()) {
+      const response = next;
+      const found = await this.quietly(async () => this.note(response, readUsed(await this.options.client.context(response))));
+      if (!found) this.asked.delete(response);
+    }
+    this.draining = false;
+  }
+
+  /** False when it is worth asking again later. */
+  private async quietly(call: () => Promise<void>): Promise<boolean> {
+    try {
+      await call();
+      return true;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return error.status === 404;
+    }
+  }
+}

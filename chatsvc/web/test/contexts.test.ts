@@ -1,0 +1,139 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { signal } from "@preact/signals";
+import { ApiError, type Client } from "../src/api/client.ts";
+import type { Message, Summary } from "../src/api/types.ts";
+import { Contexts } from "../src/state/contexts.ts";
+import type { LiveReplies } from "../src/state/replies.ts";
+
+const TIME = "2026-01-01T00:00:00Z";
+
+const message = (id: string, role: Message["role"]): Message => ({
+  id,
+  parent_id: null,
+  role,
+  content: id,
+  status: "complete",
+  model: null,
+  response_id: role === "assistant" ? `resp_${id}` : null,
+  finish_reason: null,
+  tokens: null,
+  created_at: TIME,
+});
+const turns = (...names: string[]): Message[] => names.flatMap((name) => [message(`q${name}`, "user"), message(`a${name}`, "assistant")]);
+const summary = (through: string, version = 1, text = "facts"): Summary => ({
+  id: `${through}.${version}`,
+  through_message_id: through,
+  version,
+  text,
+  tokens: 3,
+  edited: version > 1,
+  created_at: TIME,
+});
+const report = (through: string | null, version = 1): Record<string, unknown> => ({
+  window: 100,
+  prompt_tokens: 10,
+  summary: through === null ? null : { id: "s", version, through_message_id: through, tokens: 3 },
+});
+const settled = (): Promise<void> => new Promise((resolve) => setTimeout(resolve));
+
+function setUp(path: Message[], client: Partial<Client>) {
+  const branch = signal<readonly Message[]>([]);
+  const replies = { live: signal(new Map()) } as unknown as LiveReplies;
+  const contexts = new Contexts({ client: client as Client, conversation: signal("conv_1"), branch, replies });
+  branch.value = path;
+  return { contexts, branch };
+}
+
+test("the fold is that of the summary nearest to the end of the branch", async () => {
+  const asked: string[] = [];
+  const client: Partial<Client> = {
+    summaries: (_, leaf) => {
+      asked.push(leaf);
+      return Promise.resolve({ data: leaf === "a9" ? [summary("a1")] : [summary("a2"), summary("a1")] });
+    },
+    context: () => Promise.resolve(report("a2")),
+  };
+  const path = turns("1", "2", "3");
+  const { contexts, branch } = setUp(path, client);
+  await settled();
+  assert.equal(contexts.fold.value?.through_message_id, "a2");
+  assert.equal(contexts.latest.value?.prompt, 10);
+  branch.value = [...path, ...turns("4")];
+  await settled();
+  assert.deepEqual(asked, ["a3"]); // a branch that grew has the summaries it had
+  branch.value = [...path.slice(0, 2), ...turns("9")];
+  assert.equal(contexts.fold.value?.through_message_id, "a1");
+  await settled();
+  assert.deepEqual(asked, ["a3", "a9"]);
+});
+
+test("a reply made of a newer summary than is known has it fetched", async () => {
+  let newest = summary("a1");
+  let asked = 0;
+  const client: Partial<Client> = {
+    summaries: () => {
+      asked += 1;
+      return Promise.resolve({ data: [newest] });
+    },
+    context: (response) => Promise.resolve(report("a1", response === "resp_a3" ? 1 : 2)),
+  };
+  const { contexts } = setUp(turns("1", "2", "3"), client);
+  await settled();
+  assert.equal(asked, 1);
+  newest = summary("a1", 2, "other words");
+  contexts.want("resp_a2");
+  await settled();
+  assert.equal(asked, 2);
+  assert.equal(contexts.fold.value?.text, "other words");
+});
+
+test("what was asked for once is not asked for again, unless it could not be answered", async () => {
+  const asked: string[] = [];
+  let error: ApiError | null = new ApiError(503, "store_unavailable", "", true);
+  const client: Partial<Client> = {
+    summaries: () => Promise.resolve({ data: [] }),
+    context: (response) => {
+      asked.push(response);
+      return error ? Promise.reject(error) : Promise.resolve(report(null));
+    },
+  };
+  const { contexts } = setUp([], client);
+  contexts.want("r1");
+  await settled();
+  error = new ApiError(404, "not_found", "", false);
+  contexts.want("r1");
+  await settled();
+  contexts.want("r1");
+  error = null;
+  contexts.want("r2");
+  contexts.want("r2");
+  await settled();
+  assert.deepEqual(asked, ["r1", "r1", "r2"]);
+});
+
+test("a summary that changed meanwhile is fetched, what was written is kept, and then replaces the newer one", async () => {
+  let newest = summary("a1");
+  const client: Partial<Client> = {
+    summaries: () => Promise.resolve({ data: [newest] }),
+    context: () => Promise.resolve(report("a1")),
+    rewriteSummary: (_, { version }, text) => {
+      if (version !== newest.version) return Promise.reject(new ApiError(409, "summary_changed", "", false));
+      newest = summary("a1", version + 1, text);
+      return Promise.resolve(newest);
+    },
+  };
+  const { contexts } = setUp(turns("1", "2"), client);
+  await settled();
+  const known = contexts.fold.value;
+  assert.ok(known);
+  newest = summary("a1", 2, "theirs");
+  const draft = { through: "a1", version: 1, text: " mine " };
+  contexts.draft.value = draft;
+  await assert.rejects(contexts.save(known, draft), (error: ApiError) => error.code === "summary_changed");
+  assert.equal(contexts.fold.value?.text, "theirs");
+  assert.equal(contexts.draft.value, draft);
+  await contexts.save(contexts.fold.value, draft);
+  assert.equal(contexts.fold.value.text, "mine");
+  assert.equal(contexts.draft.value, null);
+});

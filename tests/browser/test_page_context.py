@@ -1,0 +1,204 @@
+"""Long conversations: the line where they are folded, the summary, recalled turns, the meter, pins."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+from folded import Folded, message_id
+from playwright.async_api import expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+TALL = "A paragraph of a reply, long enough to fill a few lines on any screen that shows it. " * 4
+
+
+def texts_of(count):
+    """Questions and answers in turn."""
+    return [f"Turn {number}. " + (TALL if number % 2 else "And then?") for number in range(count)]
+
+
+def row(tab, number):
+    """One of the messages, by its number."""
+    return tab.page.locator(f"article[data-message-id={message_id(number)}]")
+
+
+async def test_where_a_conversation_is_folded_a_line_says_so_and_the_summary_can_be_reworded(visit):
+    tab = await visit()
+    folded = Folded(tab, texts_of(12), 5, {})
+    await folded.open()
+    line = tab.button("Earlier messages are summarised")
+    await expect(line.locator("xpath=ancestor::article")).to_have_attribute("data-message-id", message_id(5))
+    keyboard = tab.page.keyboard
+    await line.focus()
+    await keyboard.press("Enter")
+    dialog = tab.page.get_by_role("dialog", name="Summary of the earlier messages")
+    await expect(dialog.get_by_role("heading", name="Facts")).to_be_visible()
+    await expect(dialog).to_contain_text("321 tokens, version 1.")
+    await expect(tab.button("Close", dialog)).to_be_focused()
+    await keyboard.press("Shift+Tab")
+    await keyboard.press("Enter")
+    area = dialog.get_by_label("Summary text")
+    await expect(area).to_be_focused()
+    await area.fill("The cat is called Mo.")
+    await tab.button("Save", dialog).click()
+    await expect(dialog).to_contain_text("version 2, edited by you")
+    await expect(dialog.get_by_role("region", name="Summary")).to_have_text("The cat is called Mo.")
+    await expect(tab.button("Edit", dialog)).to_be_focused()
+    await keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    await expect(line).to_be_focused()
+    assert folded.versions[-1]["text"] == "The cat is called Mo."
+
+
+async def test_a_summary_that_changed_meanwhile_is_shown_beside_the_text_that_was_written(visit):
+    tab = await visit(**PHONE)
+    folded = Folded(tab, texts_of(12), 5, {})
+    await folded.open()
+    await tab.button("Earlier messages are summarised").tap()
+    dialog = tab.page.get_by_role("dialog", name="Summary of the earlier messages")
+    await tab.button("Edit", dialog).tap()
+    area = dialog.get_by_label("Summary text")
+    await area.fill("x" * 1_500)
+    await tab.button("Save", dialog).tap()
+    await expect(dialog.get_by_role("alert")).to_have_text("It has 1,500 tokens, 1,000 are allowed.")
+    await area.fill("Mine.")
+    await tab.page.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    await tab.button("Earlier messages are summarised").tap()
+    await expect(area).to_have_value("Mine.")  # not lost by leaving
+    folded.change("Theirs.")
+    await tab.button("Save", dialog).tap()
+    await expect(dialog.get_by_role("region", name="The newer version")).to_have_text("Theirs.")
+    await expect(area).to_have_value("Mine.")
+    width = await tab.page.evaluate("() => [document.documentElement.scrollWidth, visualViewport.width]")
+    assert width == [390, 390]
+    await tab.button("Replace it with mine", dialog).tap()
+    await expect(dialog.get_by_role("region", name="Summary")).to_have_text("Mine.")
+    assert [version["text"] for version in folded.versions][1:] == ["Theirs.", "Mine."]
+
+
+@pytest.mark.parametrize("count", [60, 400])  # all drawn; only those near the viewport
+async def test_a_chip_leads_to_the_recalled_turn_however_far_up_it_is(visit, count):
+    tab = await visit()
+    folded = Folded(tab, texts_of(count), count - 21, {count - 1: [8, 20]})
+    await folded.open()
+    chips = tab.reply.get_by_role("group", name="What this reply rests on")
+    await expect(chips.get_by_role("button")).to_have_count(2)  # a turn each, not a message each
+    await expect(chips).to_contain_text("2 oldest turns left out")
+    await expect(row(tab, 8)).not_to_be_in_viewport()
+    await chips.get_by_role("button", name="Recalled: Turn 8. And then?. Go there").focus()
+    await tab.page.keyboard.press("Enter")
+    await expect(row(tab, 8)).to_be_in_viewport(ratio=1)
+    await expect(row(tab, 8)).to_be_focused()
+    await expect(row(tab, 8)).to_have_class("message is-user is-flashed")
+    await expect(row(tab, 8)).not_to_have_class("is-flashed")
+    assert len(folded.asked) < 12  # of the replies that were seen, not of all
+    await tab.button("Jump to the newest message").click()
+    await expect(chips).to_be_in_viewport()
+
+
+async def test_what_is_learned_late_moves_nothing_that_is_read(visit):
+    tab = await visit()
+    folded = Folded(tab, texts_of(40), 9, {number: [2] for number in range(21, 40, 2)})
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(route):
+        asked.set()
+        await go_on.wait()
+        await route.fallback()
+
+    await folded.open()
+    await tab.page.route("**/summaries**", wait)
+    await tab.page.route("**/v1/responses/*/context", wait)
+    await tab.page.reload()
+    await expect(row(tab, 39)).to_be_in_viewport()
+    await asked.wait()
+    where = """(id) => {
+      const view = document.querySelector(".viewport");
+      const row = document.querySelector(`[data-message-id=${id}]`);
+      return [row.getBoundingClientRect().top, row.getBoundingClientRect().height];
+    }"""
+    await row(tab, 29).evaluate("(row) => row.scrollIntoView({ block: 'start' })")
+    await expect(tab.button("Jump to the newest message")).to_be_visible()
+    before = await tab.page.evaluate(where, message_id(29))
+    go_on.set()
+    await expect(tab.button("Earlier messages are summarised")).to_be_attached()
+    await expect(row(tab, 29).get_by_role("group", name="What this reply rests on")).to_be_visible()
+    assert await tab.page.evaluate(where, message_id(29)) == pytest.approx(before, abs=1)
+
+
+async def test_the_meter_tells_what_the_window_holds(visit):
+    tab = await visit()
+    await Folded(tab, texts_of(12), 5, {}).open()
+    meter = tab.button("Context: 47 % of the model's window is used")
+    await meter.focus()
+    await tab.page.keyboard.press("Enter")
+    details = tab.page.get_by_role("dialog", name="What the model was given")
+    await expect(details).to_be_focused()
+    told = (await details.inner_text()).split("\n")
+    numbers = dict(itertools.pairwise(told))
+    assert (numbers["Summary"], numbers["Recalled messages"], numbers["Kept free for the reply"]) == (
+        "321",
+        "400",
+        "2,048",
+    )
+    assert "Pinned messages" not in told
+    await expect(details).to_contain_text(
+        "3,871 of 8,192 tokens for the newest reply. 3,200 of them were ready from before."
+    )
+    await tab.page.keyboard.press("Escape")
+    await expect(details).to_be_hidden()
+    await expect(meter).to_be_focused()
+
+
+async def test_a_message_is_pinned_and_unpinned_with_the_keyboard(visit):
+    tab = await visit()
+    folded = Folded(tab, texts_of(12), 5, {})
+    await folded.open()
+    more = tab.button("More for this message", row(tab, 10))
+    for name in ("Pin this message", "Unpin this message"):
+        await more.focus()
+        await tab.page.keyboard.press("Enter")
+        await expect(tab.page.get_by_role("menuitem", name=name, exact=True)).to_be_focused()
+        async with tab.page.expect_response(lambda answer: answer.request.method == "PATCH"):
+            await tab.page.keyboard.press("Enter")
+        await expect(row(tab, 10).get_by_text("Pinned", exact=True)).to_have_count(
+            1 if name == "Pin this message" else 0
+        )
+        await expect(more).to_be_focused()
+    assert folded.pins == [(message_id(10), True), (message_id(10), False)]
+
+
+async def test_a_model_is_chosen_for_a_conversation_when_there_is_a_choice(visit):
+    tab = await visit()
+    picker = tab.page.get_by_label("Model for this conversation")
+    await expect(picker).to_have_count(0)
+    model = {"object": "model", "owned_by": "chatsvc", "ready": True, "window": 4096}
+    models = [{"id": "scripted", "default": True, **model}, {"id": "small", "default": False, **model}]
+    await tab.page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": models}))
+    await tab.page.reload()
+    await expect(picker).to_have_value("scripted")
+    await tab.send("Which one?")
+    await tab.reply_is("complete")
+    stored = await tab.stored() | {"model": "small"}
+    await tab.page.route("**/v1/conversations/*", lambda route: route.fulfill(json=stored))
+    async with tab.page.expect_request(lambda request: request.method == "PATCH") as change:
+        await picker.select_option("small")
+    assert json.loads((await change.value).post_data) == {"model": "small"}
+    await expect(picker).to_have_value("small")
+
+
+async def test_a_budget_is_mentioned_when_little_of_it_is_left(visit):
+    tab = await visit(**PHONE)
+    quota = {"budget": {"limit": 1000, "used": 910, "left": 90}, "refills_at": "2099-01-01T12:00:00Z"}
+    body = {"user": {"id": "ada"}, "tier": "free", "quota": quota}
+    await tab.page.route("**/v1/me", lambda route: route.fulfill(json=body))
+    await tab.page.reload()
+    await expect(tab.page.get_by_text("9 % of your budget is left. More from")).to_be_visible()
+    quota["budget"]["left"] = 900
+    await tab.field.fill("This costs nothing.")
+    await tab.button("Send").tap()
+    await tab.reply_is("complete")
+    await expect(tab.page.get_by_text("of your budget is left")).to_be_hidden()
