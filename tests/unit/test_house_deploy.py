@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,49 @@ def test_a_proxy_sample_sets_or_removes_both_identity_headers(sample):
     for header in ("X-Forwarded-User", "X-Forwarded-Tier"):
         assert re.search(rf"(proxy_set_header {header} |request_header -{header}$)", text, re.MULTILINE)
     assert text.count("{") == text.count("}")
+
+
+def unit_of_systemd():
+    """What the unit for systemd sets in its section for the service; lists where a name comes again."""
+    text = (ROOT / "deploy" / "chatsvc.service").read_text()
+    section = re.search(r"^\[Service\]\n(.*?)^\[Install\]", text, re.MULTILINE | re.DOTALL)[1]
+    found = {}
+    for name, value in re.findall(r"^(\w+)=(.*)$", section, re.MULTILINE):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def test_systemd_tells_the_service_alone_to_end_and_gives_its_replies_time():
+    """By default it would tell engine cores and embedded servers at the same moment, and running replies were lost."""
+    unit = unit_of_systemd()
+    assert unit["KillMode"] == ["mixed"]
+    assert "KillSignal" not in unit
+    (wait,) = unit["TimeoutStopSec"]
+    assert float(wait) > load_config(None, {"HOME": "/"}).server.grace_s + 20
+
+
+def test_systemd_starts_the_service_with_settings_that_load_in_directories_of_its_own():
+    unit = unit_of_systemd()
+    assert unit["ExecStart"][0].endswith("/python -m chatsvc")
+    text = " ".join(unit["Environment"]).replace("%S", "/var/lib").replace("%C", "/var/cache")
+    config = load_config(None, dict(pair.split("=", 1) for pair in text.split()))
+    assert str(config.data_dir) == f"/var/lib/{unit['StateDirectory'][0]}"
+    assert unit["Environment"][1].split()[0] == f"HOME=%C/{unit['CacheDirectory'][0]}"
+    assert unit["EnvironmentFile"][0].startswith("-/etc/chatsvc/")
+    # Nothing here tells systemd that it is ready or alive.
+    assert unit["Type"] == ["exec"]
+    assert "WatchdogSec" not in unit
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit(tmp_path):
+    text = (ROOT / "deploy" / "chatsvc.service").read_text()
+    file = tmp_path / "chatsvc.service"
+    file.write_text(text.replace("/opt/chatsvc/.venv/bin/python", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
