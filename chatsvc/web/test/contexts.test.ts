@@ -40,7 +40,8 @@ const settled = (): Promise<void> => new Promise((resolve) => setTimeout(resolve
 function setUp(path: Message[], client: Partial<Client>) {
   const branch = signal<readonly Message[]>([]);
   const replies = { live: signal(new Map()) } as unknown as LiveReplies;
-  const contexts = new Contexts({ client: client as Client, conversation: signal("conv_1"), branch, replies });
+  const known: Partial<Client> = { response: () => Promise.resolve({ status: "complete" }), ...client };
+  const contexts = new Contexts({ client: known as Client, conversation: signal("conv_1"), branch, replies });
   branch.value = path;
   return { contexts, branch };
 }
@@ -86,6 +87,23 @@ test("a reply made of a newer summary than is known has it fetched", async () =>
   await settled();
   assert.equal(asked, 2);
   assert.equal(contexts.fold.value?.text, "other words");
+});
+
+test("what was given up for the newest reply is known after a reload", async () => {
+  const asked: string[] = [];
+  const client: Partial<Client> = {
+    context: () => Promise.reject(new ApiError(404, "not_found", "", false)),
+    response: (id) => {
+      asked.push(id);
+      return Promise.resolve({ status: "complete", degraded: ["max_tokens"] });
+    },
+  };
+  const path = turns("1");
+  const { contexts } = setUp(path, client);
+  await settled();
+  assert.deepEqual(contexts.degradedOf(path[1]!), ["max_tokens"]);
+  assert.deepEqual(contexts.degradedOf(path[0]!), []);
+  assert.deepEqual(asked, ["resp_a1"]);
 });
 
 test("what was asked for once is not asked for again, unless it could not be answered", async () => {

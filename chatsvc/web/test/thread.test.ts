@@ -69,7 +69,14 @@ function setUp(id: string | null, client: Partial<Client>) {
     cancelFrame: () => undefined,
     onAttention: () => () => undefined,
   };
-  const known: Partial<Client> = { address: (path) => new URL(path, "http://h/").href, ...client };
+  const nothing = (): Promise<never> => Promise.reject(new ApiError(404, "not_found", "", false));
+  const known: Partial<Client> = {
+    address: (path) => new URL(path, "http://h/").href,
+    context: nothing,
+    response: nothing,
+    summaries: nothing,
+    ...client,
+  };
   const changes: ConversationRow[] = [];
   const thread = new Thread(id, {
     client: known as Client,

@@ -89,9 +89,9 @@ test("a short wait is told in seconds, a long one by the clock", () => {
 test("what was given up for a reply is one sentence", () => {
   assert.equal(degradedText([], "big"), null);
   assert.equal(degradedText(["a_later_kind"], "big"), null);
-  assert.equal(degradedText(["short_reply"], null), "The service is busy: this reply is kept short.");
+  assert.equal(degradedText(["max_tokens"], null), "The service is busy: this reply is kept short.");
   assert.equal(
-    degradedText(["small_model", "short_reply", "short_context"], "tiny"),
+    degradedText(["model", "max_tokens", "history"], "tiny"),
     "The service is busy: this reply comes from a smaller model (tiny), is kept short and was given less of the conversation.",
   );
 });

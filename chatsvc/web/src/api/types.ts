@@ -52,11 +52,12 @@ export interface Accepted {
   stream_url: string;
   status: Status;
   queue_position: number | null;
+  served_model?: string;
+  degraded?: string[];
 }
 
 export interface ResponseState {
   status: Status;
-  served_model?: string | null;
   degraded?: string[];
   stream_url?: string | null;
 }

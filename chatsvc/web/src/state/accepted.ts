@@ -26,5 +26,6 @@ export function replyOf(accepted: Accepted, kept = ""): Message {
     status: accepted.status === "queued" ? "queued" : "streaming",
     response_id: accepted.response_id,
     stream_url: accepted.stream_url,
+    degraded: accepted.degraded ?? [],
   };
 }

@@ -5,7 +5,7 @@
 
 import { computed, effect, signal, untracked, type ReadonlySignal, type Signal } from "@preact/signals";
 import { ApiError, type Client } from "../api/client.ts";
-import type { Message, Summary } from "../api/types.ts";
+import { isRunning, type Message, type Summary } from "../api/types.ts";
 import { readUsed, type Used } from "../stream/used.ts";
 import type { LiveReplies } from "./replies.ts";
 
@@ -30,6 +30,8 @@ export interface ContextsOptions {
 export class Contexts {
   /** By response id. */
   readonly used: Signal<ReadonlyMap<string, Used>> = signal(new Map());
+  /** What was given up for a reply, by response id. */
+  private readonly degraded: Signal<ReadonlyMap<string, readonly string[]>> = signal(new Map());
   /** A rewriting of a summary that is not saved yet. */
   readonly draft: Signal<Draft | null> = signal(null);
   /** The summary that is open to be read, by its last message. */
@@ -50,6 +52,7 @@ export class Contexts {
   private readonly asked = new Set<string>();
   private readonly queue: string[] = [];
   private draining = false;
+  private looking: Promise<unknown> = Promise.resolve();
   private lookedUp: string | null = null;
   private readonly stops: (() => void)[];
 
@@ -84,6 +87,10 @@ export class Contexts {
     return live ?? (reply.response_id === null ? null : (this.used.value.get(reply.response_id) ?? null));
   }
 
+  degradedOf({ response_id: response }: Message): readonly string[] {
+    return (response === null ? undefined : this.degraded.value.get(response)) ?? [];
+  }
+
   /** Have it known, soon, what a reply was made of. */
   want(response: string | null): void {
     if (response === null || this.asked.has(response) || this.used.peek().has(response)) return;
@@ -96,17 +103,21 @@ export class Contexts {
   note(response: string, used: Used | null): void {
     if (used === null || this.used.peek().get(response) === used) return;
     this.used.value = new Map(this.used.peek()).set(response, used);
-    const { summary } = used;
-    const known = summary && this.summaries.peek().get(summary.through);
-    if (summary && (!known || (summary.version ?? 0) > known.version)) void this.lookUp();
+    if (used.summary) void this.makeSure(used.summary);
+  }
+
+  private async makeSure({ through, version }: NonNullable<Used["summary"]>): Promise<void> {
+    await this.looking;
+    const known = this.summaries.peek().get(through);
+    if (!known || (version ?? 0) > known.version) await this.lookUp();
   }
 
   /** Fetch the summaries of the branch that is shown. */
-  async lookUp(): Promise<void> {
+  private async lookUp(): Promise<void> {
     const id = this.options.conversation.peek();
     const leaf = this.options.branch.peek().at(-1);
     if (id === null || !leaf) return;
-    await this.quietly(async () => {
+    this.looking = this.quietly(async () => {
       const { data } = await this.options.client.summaries(id, leaf.id);
       const next = new Map(this.summaries.peek());
       for (const summary of data) {
@@ -114,6 +125,7 @@ export class Contexts {
       }
       this.summaries.value = next;
     });
+    await this.looking;
   }
 
   /**
@@ -136,12 +148,24 @@ export class Contexts {
   /** Another branch may have another summary; one that only grew has not. */
   private follow(path: readonly Message[]): void {
     const leaf = path.at(-1);
-    if (!leaf || path.length < SHORTEST_FOLDED) return;
+    if (!leaf) return;
     const grown = this.lookedUp !== null && path.some(({ id }) => id === this.lookedUp);
     this.lookedUp = leaf.id;
     if (grown) return;
+    const reply = path.findLast(({ role }) => role === "assistant");
+    if (reply?.response_id && !isRunning(reply)) {
+      this.want(reply.response_id);
+      void this.askWhatWasGivenUp(reply.response_id);
+    }
+    if (path.length < SHORTEST_FOLDED) return;
     void this.lookUp();
-    this.want(path.findLast(({ role, status }) => role === "assistant" && status !== "queued")?.response_id ?? null);
+  }
+
+  private async askWhatWasGivenUp(response: string): Promise<void> {
+    await this.quietly(async () => {
+      const { degraded = [] } = await this.options.client.response(response);
+      if (degraded.length > 0) this.degraded.value = new Map(this.degraded.peek()).set(response, degraded);
+    });
   }
 
   private async drain(): Promise<void> {

@@ -29,9 +29,9 @@ function queueText({ position, etaSeconds }: Queue): string {
 }
 
 const GIVEN_UP: Record<string, (model: string | null) => string> = {
-  small_model: (model) => `comes from a smaller model${model ? ` (${model})` : ""}`,
-  short_reply: () => "is kept short",
-  short_context: () => "was given less of the conversation",
+  model: (model) => `comes from a smaller model${model ? ` (${model})` : ""}`,
+  max_tokens: () => "is kept short",
+  history: () => "was given less of the conversation",
 };
 
 /** One sentence on what was given up for a reply; null when nothing was. */
@@ -42,8 +42,17 @@ export function degradedText(degraded: readonly string[], model: string | null):
   return `The service is busy: this reply ${parts.length > 0 ? `${parts.join(", ")} and ` : ""}${last}.`;
 }
 
-export function Degraded({ reply, message }: { reply: Reply | null; message: Message }) {
-  const text = degradedText(reply?.degraded ?? message.degraded ?? [], reply?.model ?? message.model);
+interface DegradedProps {
+  /** While it is being written. */
+  reply: Reply | null;
+  message: Message;
+  /** As the response's record has it, where it was asked for. */
+  known: readonly string[];
+}
+
+export function Degraded({ reply, message, known }: DegradedProps) {
+  const told = [reply?.degraded, message.degraded, known].find((each) => each !== undefined && each.length > 0);
+  const text = degradedText(told ?? [], reply?.model ?? message.model);
   return text === null ? null : <p class="remark">{text}</p>;
 }
 
@@ -52,6 +61,7 @@ const REASONS: Record<string, string> = {
   worker_lost: "The server working on this reply went away.",
   engine_failed: "The model failed to finish this reply.",
   engine_unavailable: "The model is not available just now.",
+  too_late: "So many were waiting that this reply could not begin in time.",
   message_too_long: "This conversation no longer fits the model's window.",
 };
 
