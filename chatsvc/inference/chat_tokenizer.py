@@ -5,7 +5,8 @@ Two rules beyond "render the template, tokenize the result":
 - Where a message spells out one of the vocabulary's added tokens (``<|im_end|>``), that spelling is tokenized letter by
   letter. It reads the same, and is no command.
 - The text is tokenized in sections that end where the assistant's turn opens. So the prompt of one turn is, token for
-  token, the beginning of the next one's, whatever characters the reply begins with.
+  token, the beginning of the next one's, whatever characters the reply begins with. And a section that was tokenized
+  once is only looked up from then on: a turn tokenizes what is new in it, however long the conversation is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.text import Detokenizer
+from chatsvc.inference.token_cache import TokenCache
 from chatsvc.prompt import ChatMessage, Prompt
 
 _OFFLOAD_CHARS: Final = 10_000
@@ -38,20 +40,24 @@ class ChatTokenizer:
             raise EngineUnavailable(f"The model {tokenizer.name_or_path} has no chat template; it cannot hold a chat.")
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._encode: Callable[[str], Sequence[int]]
         self._decode: Callable[[Sequence[int]], str]
         if backend is not None:
             # Its methods hold no state of their own, unlike those of the wrapper. Of its ways to encode, only the one
             # for batches leaves the interpreter free for other threads.
-            self._encode = lambda text: backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            self._encode = TokenCache(lambda text: backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             self._decode = lambda ids: backend.decode(ids, skip_special_tokens=True)
         else:
-            self._encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+            self._encode = TokenCache(lambda text: tokenizer.encode(text, add_special_tokens=False))
             self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         spellings = sorted((text for text in tokenizer.get_added_vocab() if text), key=len, reverse=True)
         # What looks like a mark of ours is marked too, so that every mark found later is ours.
         self._spelled = re.compile("|".join([*map(re.escape, spellings), _MARKS.pattern]))
         self._opening = self._find_opening()
+
+    @property
+    def tokenized(self) -> int:
+        """Characters that were tokenized so far, and not only looked up."""
+        return self._encode.misses
 
     def detokenizer(self) -> Detokenizer:
         """A fresh machine that turns this model's tokens into text."""

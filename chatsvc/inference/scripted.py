@@ -24,6 +24,7 @@ from chatsvc.inference.scripted_cache import PrefixCache
 from chatsvc.inference.scripted_pace import TimerWheel
 from chatsvc.inference.slots import Slots
 from chatsvc.inference.text import StopStrings
+from chatsvc.inference.token_cache import TokenCache
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
 _OFFLOAD_CHARS: Final = 20_000
@@ -69,6 +70,7 @@ class ScriptedEngine(Engine):
         kind, _, after = (options.fault or "").partition("@")
         self._fault = kind
         self._fault_after = int(after) if after else None
+        self._tokens = TokenCache(scripted_text.encode)
         self._cache = PrefixCache(options.cache_tokens)
         self._wheel = TimerWheel()
         self._slots = Slots(options.slots)
@@ -86,15 +88,15 @@ class ScriptedEngine(Engine):
     async def render(self, messages: Sequence[ChatMessage]) -> Prompt:
         kept = tuple(messages)
         if sum(len(message.content) for message in kept) > _OFFLOAD_CHARS:
-            ids = await asyncio.to_thread(scripted_text.render, kept)
+            ids = await asyncio.to_thread(scripted_text.render, kept, self._tokens)
         else:
-            ids = scripted_text.render(kept)
+            ids = scripted_text.render(kept, self._tokens)
         return Prompt(messages=kept, token_ids=tuple(ids), tokens=len(ids))
 
     async def encode(self, text: str) -> Sequence[int]:
         if len(text) > _OFFLOAD_CHARS:
-            return await asyncio.to_thread(scripted_text.encode, text)
-        return scripted_text.encode(text)
+            return await asyncio.to_thread(self._tokens, text)
+        return self._tokens(text)
 
     async def generate(
         self,

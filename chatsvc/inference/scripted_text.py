@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from chatsvc.conversation import Role
@@ -72,19 +72,21 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-def render(messages: Sequence[ChatMessage]) -> list[int]:
+def render(messages: Sequence[ChatMessage], encoded: Callable[[str], Sequence[int]] | None = None) -> list[int]:
     """The chat template: each turn between special tokens, then the opening of the assistant's turn.
 
-    When the last message is the assistant's, it is what stands in that open turn already.
+    When the last message is the assistant's, it is what stands in that open turn already. ``encoded`` is ``encode``, or
+    knows its answers.
     """
+    encoded = encoded or encode
     ids: list[int] = []
     open_turn = ""
     if messages and messages[-1].role is Role.ASSISTANT:
         *messages, last = messages
         open_turn = last.content
     for message in messages:
-        ids += (_TURN_START, *encode(f"{message.role.value}\n"), *encode(message.content), _TURN_END)
-    ids += (_TURN_START, *encode(f"{Role.ASSISTANT.value}\n"), *encode(open_turn))
+        ids += (_TURN_START, *encoded(f"{message.role.value}\n"), *encoded(message.content), _TURN_END)
+    ids += (_TURN_START, *encoded(f"{Role.ASSISTANT.value}\n"), *encoded(open_turn))
     return ids
 
 

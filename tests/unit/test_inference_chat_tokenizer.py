@@ -89,6 +89,27 @@ def test_a_prompt_is_the_beginning_of_the_next_turns_prompt(templated: Templated
     assert first.tokens == len(first.token_ids)
 
 
+@given(st.lists(st.lists(TEXTS, min_size=1, max_size=5), min_size=1, max_size=5))
+def test_what_was_tokenized_before_gives_the_same_prompt_as_a_fresh_start(templated: Templated, chats: list[list[str]]):
+    used = ChatTokenizer(templated)
+    for turns in [*chats, *chats]:
+        messages = [ChatMessage((Role.USER, Role.ASSISTANT)[i % 2], text) for i, text in enumerate(turns)]
+        assert asyncio.run(used.render(messages)) == render(templated, *turns)
+
+
+def test_a_turn_tokenizes_what_is_new_in_it_and_none_of_the_old_messages(templated: Templated):
+    used = ChatTokenizer(templated)
+    said: list[ChatMessage] = []
+    before = 0
+    for number in range(20):
+        said.append(ChatMessage(Role.USER, f"question {number} " * 20))
+        asyncio.run(used.render(said))
+        new = used.tokenized - before
+        before = used.tokenized
+        assert new < 2 * 20 * len(f"question {number} ") + 100, number
+        said.append(ChatMessage(Role.ASSISTANT, f"answer {number} " * 20))
+
+
 def test_a_model_without_a_chat_template_is_refused():
     bare = Templated()
     bare.chat_template = None
