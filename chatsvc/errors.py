@@ -97,6 +97,22 @@ class SystemPromptTooLong(InvalidInput):
     status = 422
 
 
+class SummaryEmpty(InvalidInput):
+    """A summary that says nothing cannot stand for anything."""
+
+    code = "summary_empty"
+    title = "The summary is empty"
+    status = 422
+
+
+class SummaryTooLong(InvalidInput):
+    """A summary that would take more of a prompt than summaries may. ``extra`` has the numbers, in tokens."""
+
+    code = "summary_too_long"
+    title = "The summary is too long"
+    status = 422
+
+
 class PayloadTooLarge(InvalidInput):
     """The body is larger than the server reads."""
 

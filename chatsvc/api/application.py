@@ -25,6 +25,7 @@ from chatsvc.api.responses import MeController, ResponseController
 from chatsvc.api.sse import Streams
 from chatsvc.api.stream import ResponseStream
 from chatsvc.api.stream_token import StreamTokens
+from chatsvc.api.summaries import SummaryController
 from chatsvc.clock import Clock
 from chatsvc.config import AuthMode, Config
 from chatsvc.limits import Principal
@@ -62,7 +63,14 @@ async def create_api(
         *health_routes(scheduler, registry, {"postgres": store.ping, "redis": log.ping})
     ]
     if "api" in config.roles:
-        handlers += [ConversationController, MessageController, ResponseController, MeController, ModelController]
+        handlers += [
+            ConversationController,
+            SummaryController,
+            MessageController,
+            ResponseController,
+            MeController,
+            ModelController,
+        ]
         handlers += page_routes(load_assets(web_dist, base_path))
     framework = Litestar(
         handlers,

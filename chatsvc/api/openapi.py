@@ -83,7 +83,7 @@ def complete(app: Litestar, base_path: str) -> None:
         content={"application/problem+json": OpenAPIMediaType(schema=_problem_schema())},
     )
     for item in paths.values():
-        for operation in (item.get, item.post, item.patch, item.delete):
+        for operation in (item.get, item.post, item.put, item.patch, item.delete):
             if operation is not None:
                 operation.responses = {**(operation.responses or {}), "default": problem}
                 operation.responses.pop("400", None)

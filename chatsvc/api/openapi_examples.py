@@ -64,12 +64,24 @@ _accepted: Final[dict[str, Any]] = {
     "degraded": [],
 }
 
+_summary: Final = {
+    "id": SUMMARY_ID,
+    "through_message_id": REPLY_ID,
+    "version": 1,
+    "text": "Facts\nThe cat is called Minky.",
+    "tokens": 11,
+    "edited": False,
+    "created_at": _MADE,
+}
+
 ANSWERS: Final[dict[str, Any]] = {
     "createConversation": {**_conversation, "title": None, "head_message_id": None},
     "listConversations": {"data": [_conversation], "next_cursor": None},
     "getConversation": {**_conversation, "messages": [_question, _reply]},
     "listBranch": {"data": [_reply, _question], "next_cursor": None},
     "updateConversation": {**_conversation, "pinned": True},
+    "listSummaries": {"data": [_summary]},
+    "editSummary": {**_summary, "version": 2, "text": "Facts\nThe cat is called Minka, not Minky.", "edited": True},
     "sendMessage": _accepted,
     "answerAgain": _accepted,
     "getResponse": {

@@ -19,13 +19,15 @@ import structlog
 from chatsvc.config import ContextConfig
 from chatsvc.context.budget import split
 from chatsvc.context.fold import Counted, plan, summary_cap
-from chatsvc.conversation import BranchView, Conversation, Message
-from chatsvc.errors import ChatError, NotFound
-from chatsvc.ids import new_fold_id
+from chatsvc.conversation import BranchView, Conversation, Message, Summary
+from chatsvc.errors import ChatError, NotFound, SummaryEmpty, SummaryTooLong
+from chatsvc.events import clean_text
+from chatsvc.ids import new_fold_id, new_summary_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName
 from chatsvc.run import Run
 from chatsvc.scheduler.active import ActiveRun
+from chatsvc.scheduler.admission import CHARS_PER_TOKEN
 from chatsvc.scheduler.prompts import Prompts
 from chatsvc.store import NewFold, Store
 
@@ -57,12 +59,14 @@ class Folds:
         store: Store,
         engines: Mapping[str, Engine],
         prompts: Prompts,
+        default_model: str,
         config: ContextConfig,
         may_work: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._engines = engines
         self._prompts = prompts
+        self._default_model = default_model
         self._config = config
         self.may_work = may_work
         self._due: dict[str, _Branch] = {}
@@ -73,6 +77,39 @@ class Folds:
     def looking(self) -> bool:
         """Whether a look is due or under way."""
         return bool(self._due) or self._under_way
+
+    async def edit(
+        self, user_id: str, conversation_id: str, through_message_id: str, *, text: str, version: int
+    ) -> Summary:
+        """Make the user's text the next version of a summary.
+
+        Raises ``NotFound``, ``SummaryEmpty``, ``SummaryTooLong`` and ``SummaryChanged``.
+        """
+        text = clean_text(text).strip()
+        if not text:
+            raise SummaryEmpty("The summary is empty. Write what is to be kept.", field="text")
+        conversation = await self._store.conversations.get(user_id, conversation_id)
+        engine = self._engines.get(conversation.model or self._default_model)
+        if engine is None:
+            limit, tokens = self._config.summary_tokens, len(text) // CHARS_PER_TOKEN
+        else:
+            limit, tokens = summary_cap(engine.limits.most, self._config.summary_tokens), len(await engine.encode(text))
+        if tokens > limit:
+            raise SummaryTooLong(
+                f"The summary has {tokens} tokens; at most {limit} are taken. Shorten it.",
+                field="text",
+                tokens=tokens,
+                limit=limit,
+            )
+        return await self._store.summaries.edit(
+            user_id,
+            conversation_id,
+            through_message_id,
+            version=version,
+            summary_id=new_summary_id(),
+            text=text,
+            tokens=max(1, tokens),
+        )
 
     def consider(self, active: ActiveRun) -> None:
         """A reply has ended: look soon whether its branch is to be folded. Most are too short to be looked at."""

@@ -104,6 +104,7 @@ class Scheduler:
             store=store,
             engines=engines,
             prompts=self.prompts,
+            default_model=default_model,
             config=config.context,
             may_work=self.pressure.allows_background,
         )

@@ -23,6 +23,8 @@ ROUTES = [
     ("POST", "/v1/messages/{message}/responses", {"client_msg_id": "{fresh}"}),
     ("GET", "/v1/responses/{response}", None),
     ("GET", "/v1/responses/{response}/context", None),
+    ("GET", "/v1/conversations/{conversation}/summaries", None),
+    ("GET", "/v1/conversations/{conversation}/summaries?leaf={message}", None),
     ("PATCH", "/v1/messages/{message}", {"pinned": True}),
     ("GET", "/v1/responses/{response}/stream", None),
     ("POST", "/v1/responses/{response}/stop", None),
