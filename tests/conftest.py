@@ -11,9 +11,14 @@ import psycopg
 import pytest
 import redis
 from databases import Databases, in_database, new_database
+from hypothesis import HealthCheck, settings
 
 from chatsvc.embedded import embedded_postgres, embedded_redis
 from chatsvc.store import migrate, open_store
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Nothing a test writes must survive a power cut.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
