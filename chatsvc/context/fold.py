@@ -12,11 +12,13 @@ all older ones: folding costs what the new turns cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from chatsvc.context.assemble import quoted
+from chatsvc.context.turns import turns
 from chatsvc.conversation import Role
 from chatsvc.prompt import ChatMessage
 
@@ -77,7 +79,7 @@ def plan(
     if sum(message.tokens for message in history) <= start:
         return None
     step = min(step_tokens, int(STEP_SHARE * start))
-    *old, _newest = _turns(history)
+    *old, _newest = turns(history)
     count = tokens = 0
     for turn in old:
         size = sum(message.tokens for message in turn)
@@ -96,14 +98,14 @@ def summary_cap(window: int, most: int) -> int:
 
 
 def request(
-    previous: str | None, turns: Sequence[Said], *, cap_tokens: int, refused: str | None = None
+    previous: str | None, messages: Sequence[Said], *, cap_tokens: int, refused: str | None = None
 ) -> tuple[ChatMessage, ...]:
     """What the summariser is shown: the old summary and the turns to be folded, both as quoted data.
 
     ``refused`` says what was wrong with the draft before.
     """
-    parts = ["Notes so far:", _quoted(previous)] if previous else []
-    parts += ["Messages to add to the notes:", *(f"{said.role.value}:\n{_quoted(said.text)}" for said in turns)]
+    parts = ["Notes so far:", quoted(previous)] if previous else []
+    parts += ["Messages to add to the notes:", *(f"{said.role.value}:\n{quoted(said.text)}" for said in messages)]
     # A token is about half a word to two characters of Chinese: the cap is said with room to spare.
     words = max(1, cap_tokens // (4 if refused else 2))
     parts.append(_ASK.format(words=words))
@@ -112,18 +114,18 @@ def request(
     return (ChatMessage(Role.SYSTEM, _TASK), ChatMessage(Role.USER, "\n\n".join(parts)))
 
 
-def shortened(turns: Sequence[Said], most_chars: int) -> tuple[Said, ...]:
-    """The turns with at most so many characters in all: the longest messages lose their middle, the others nothing."""
-    sizes = sorted(len(said.text) for said in turns)
+def shortened(messages: Sequence[Said], most_chars: int) -> tuple[Said, ...]:
+    """The messages with at most so many characters in all: the longest lose their middle, the others nothing."""
+    sizes = sorted(len(said.text) for said in messages)
     if sum(sizes) <= most_chars:
-        return tuple(turns)
+        return tuple(messages)
     left, limit = most_chars, 0
     for place, size in enumerate(sizes):
         limit = left // (len(sizes) - place)
         if size > limit:
             break
         left -= size
-    return tuple(Said(said.role, _without_middle(said.text, limit)) for said in turns)
+    return tuple(Said(said.role, _without_middle(said.text, limit)) for said in messages)
 
 
 def accept(draft: Draft, *, source_tokens: int, cap_tokens: int) -> str:
@@ -160,25 +162,6 @@ User preferences
 Keep names, numbers, dates and code exactly as they were given. Make nothing up. Write in the language in which the \
 conversation is held, at most {words} words. Write the notes and nothing else."""
 _GAP: Final = "\n[…]\n"
-
-
-def _turns(history: Sequence[Counted]) -> Iterator[list[Counted]]:
-    """Each from a user message to the next; what comes before the first one belongs to it."""
-    turn: list[Counted] = []
-    asked = False
-    for message in history:
-        if message.role is Role.USER:
-            if asked:
-                yield turn
-                turn = []
-            asked = True
-        turn.append(message)
-    yield turn
-
-
-def _quoted(text: str) -> str:
-    """Every line marked. ``splitlines`` knows all line breaks, so no text can begin a line of its own."""
-    return "\n".join(f"> {line}" for line in text.splitlines() or [""])
 
 
 def _without_middle(text: str, most_chars: int) -> str:
