@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 
 import pytest
 from folded import Folded, message_id
@@ -11,6 +12,7 @@ from playwright.async_api import expect
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+CONTEXT = re.compile(r"Context: \d+ % of the model's window is used")
 TALL = "A paragraph of a reply, long enough to fill a few lines on any screen that shows it. " * 4
 
 
@@ -202,3 +204,37 @@ async def test_a_budget_is_mentioned_when_little_of_it_is_left(visit):
     await tab.button("Send").tap()
     await tab.reply_is("complete")
     await expect(tab.page.get_by_text("of your budget is left")).to_be_hidden()
+
+
+async def test_a_conversation_that_outgrows_the_window_is_folded_and_goes_on(visit):
+    tab = await visit()
+    words = "and some more words about it " * 180
+    await tab.send("My cat is called Mu, " + words)
+    await expect(tab.page.locator(".meter")).to_have_accessible_name(CONTEXT)
+    await tab.reply_is("complete")
+    await tab.button("More for this message", tab.question).click()
+    await tab.page.get_by_role("menuitem", name="Pin this message").click()
+    line = tab.button("Earlier messages are summarised")
+    for number in range(8):
+        await tab.send(f"Number {number}, {words}")
+        await tab.reply_is("complete")
+        if await line.count():
+            break
+    await line.click()
+    dialog = tab.page.get_by_role("dialog", name="Summary of the earlier messages")
+    await tab.button("Edit", dialog).click()
+    await dialog.get_by_label("Summary text").fill("The cat is called Mo now.")
+    # Folded further just now? Then it is the newer summary that is replaced.
+    await dialog.get_by_role("button", name=re.compile("^(Save|Replace it with mine)$")).click()
+    await expect(dialog).to_contain_text("version 2, edited by you")
+    await tab.page.keyboard.press("Escape")
+    await tab.send("What is my cat called?")
+    await tab.reply_is("complete")
+    context = await tab.api("GET", f"v1/responses/{(await tab.stored_reply())['response_id']}/context")
+    assert context["condensed"]
+    await tab.page.reload()
+    await expect(line).to_be_attached()
+    first = tab.messages.first
+    await expect(first.get_by_text("Pinned", exact=True)).to_be_attached()
+    summaries = (await tab.api("GET", f"v1/conversations/{tab.conversation_id}/summaries"))["data"]
+    assert "The cat is called Mo now." in [summary["text"] for summary in summaries]

@@ -5,6 +5,7 @@ import { ApiError, type Client } from "../src/api/client.ts";
 import type { Message, Summary } from "../src/api/types.ts";
 import { Contexts } from "../src/state/contexts.ts";
 import type { LiveReplies } from "../src/state/replies.ts";
+import { readUsed, type Used } from "../src/stream/used.ts";
 
 const TIME = "2026-01-01T00:00:00Z";
 
@@ -146,7 +147,7 @@ test("a summary that changed meanwhile is fetched, what was written is kept, and
   const known = contexts.fold.value;
   assert.ok(known);
   newest = summary("a1", 2, "theirs");
-  const draft = { through: "a1", version: 1, text: " mine " };
+  const draft = { of: known, text: " mine " };
   contexts.draft.value = draft;
   await assert.rejects(contexts.save(known, draft), (error: ApiError) => error.code === "summary_changed");
   assert.equal(contexts.fold.value?.text, "theirs");
@@ -154,4 +155,32 @@ test("a summary that changed meanwhile is fetched, what was written is kept, and
   await contexts.save(contexts.fold.value, draft);
   assert.equal(contexts.fold.value.text, "mine");
   assert.equal(contexts.draft.value, null);
+});
+
+test("after a long prompt it is looked for a fold a few times, after a short one not at all", async () => {
+  let asked = 0;
+  const client: Partial<Client> = {
+    summaries: () => {
+      asked += 1;
+      return Promise.resolve({ data: asked > 2 ? [summary("a1")] : [] });
+    },
+    context: () => Promise.resolve(report(null)),
+  };
+  const { contexts } = setUp(turns("1", "2"), client);
+  const used = (prompt: number): Used => readUsed({ window: 100, prompt_tokens: prompt })!;
+  const beat = async (): Promise<void> => {
+    contexts.beat();
+    await settled();
+  };
+  await settled();
+  contexts.ended("resp_a2", used(10));
+  await beat();
+  assert.equal(asked, 1);
+  contexts.ended("resp_a2", used(70));
+  await beat();
+  assert.equal(contexts.fold.peek(), null);
+  await beat();
+  assert.equal(contexts.fold.value?.through_message_id, "a1");
+  for (let count = 0; count < 20; count += 1) await beat();
+  assert.equal(asked, 6);
 });

@@ -177,6 +177,7 @@ export class App {
     await this.chats.refresh();
     this.notices.outdate("unreachable");
     const thread = this.thread.peek();
+    thread.contexts.beat();
     const row = this.chats.find(thread.id.peek());
     if (row) await thread.sync(row);
     else if (shown || thread.state.peek() === "failed") await thread.load(); // deleted elsewhere, or not fetched yet

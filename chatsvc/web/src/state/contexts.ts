@@ -12,11 +12,15 @@ import type { LiveReplies } from "./replies.ts";
 /** A conversation of one turn has nothing that could be folded. */
 const SHORTEST_FOLDED = 3;
 
+/** Replies after which a fold is likely had at least this share of the window in their prompt. */
+const FOLDS_FROM = 0.4;
+/** For so many beats after such a reply it is looked whether there was one. */
+const BEATS = 5;
+
+/** A rewriting of a summary. */
 export interface Draft {
-  /** The last message that the summary covers: names the summary in all its versions. */
-  readonly through: string;
-  /** The version that was read when the rewriting began. */
-  readonly version: number;
+  /** The summary that was read when it began, as it was then. */
+  readonly of: Summary;
   readonly text: string;
 }
 
@@ -32,10 +36,10 @@ export class Contexts {
   readonly used: Signal<ReadonlyMap<string, Used>> = signal(new Map());
   /** What was given up for a reply, by response id. */
   private readonly degraded: Signal<ReadonlyMap<string, readonly string[]>> = signal(new Map());
-  /** A rewriting of a summary that is not saved yet. */
+  /** What is not saved yet. */
   readonly draft: Signal<Draft | null> = signal(null);
-  /** The summary that is open to be read, by its last message. */
-  readonly reading: Signal<string | null> = signal(null);
+  /** Whether the summary is open to be read. */
+  readonly reading: Signal<boolean> = signal(false);
   private readonly summaries: Signal<ReadonlyMap<string, Summary>> = signal(new Map());
   /** The summary that stands for the older part of the branch. */
   readonly fold: ReadonlySignal<Summary | null> = computed(() => {
@@ -43,7 +47,6 @@ export class Contexts {
     if (known.size === 0) return null;
     return this.options.branch.value.reduce<Summary | null>((found, { id }) => known.get(id) ?? found, null);
   });
-  readonly opened: ReadonlySignal<Summary | null> = computed(() => this.summaries.value.get(this.reading.value ?? "") ?? null);
   /** What the newest reply on the branch was made of, as far as that is known. */
   readonly latest: ReadonlySignal<Used | null> = computed(() => {
     const reply = this.options.branch.value.findLast(({ role }) => role === "assistant");
@@ -53,6 +56,7 @@ export class Contexts {
   private readonly queue: string[] = [];
   private draining = false;
   private looking: Promise<unknown> = Promise.resolve();
+  private beatsLeft = 0;
   private lookedUp: string | null = null;
   private readonly stops: (() => void)[];
 
@@ -126,6 +130,25 @@ export class Contexts {
       this.summaries.value = next;
     });
     await this.looking;
+  }
+
+  /** Show the summary, and see whether there is a newer one. */
+  read(): void {
+    this.reading.value = true;
+    void this.lookUp();
+  }
+
+  /** A reply has ended; its conversation may be folded behind it. */
+  ended(response: string, used: Used | null): void {
+    this.note(response, used);
+    if (used && used.prompt >= used.window * FOLDS_FROM) this.beatsLeft = BEATS;
+  }
+
+  /** Called every few seconds while the page is seen. */
+  beat(): void {
+    if (this.beatsLeft === 0) return;
+    this.beatsLeft -= 1;
+    void this.lookUp();
   }
 
   /**

@@ -318,7 +318,7 @@ export class Thread {
 
   private finish(message: Message, reply: Reply): void {
     if (this.stopping.value === message.response_id) this.stopping.value = null;
-    if (message.response_id !== null) this.contexts.note(message.response_id, reply.used);
+    if (message.response_id !== null) this.contexts.ended(message.response_id, reply.used);
     if (reply.failure) this.failures.value = new Map(this.failures.value).set(message.id, reply.failure);
     const ended: Message = {
       ...(this.messages.peek().get(message.id) ?? message),

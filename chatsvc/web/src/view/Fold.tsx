@@ -3,15 +3,13 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api/client.ts";
 import type { Summary } from "../api/types.ts";
+import type { Draft } from "../state/contexts.ts";
 import { explain } from "../state/notices.ts";
 import type { Thread } from "../state/thread.ts";
 import { ReplyBody } from "./Body.tsx";
 import { fitHeight } from "./textarea.ts";
 
-export function FoldLine({ thread, summary }: { thread: Thread; summary: Summary }) {
-  const open = (): void => {
-    thread.contexts.reading.value = summary.through_message_id;
-  };
+export function FoldLine({ thread }: { thread: Thread }) {
   return (
     <div class="fold">
       <button
@@ -19,7 +17,7 @@ export function FoldLine({ thread, summary }: { thread: Thread; summary: Summary
         class="fold-button"
         aria-haspopup="dialog"
         title="In place of what is above this line the model is given a summary"
-        onClick={open}
+        onClick={() => thread.contexts.read()}
       >
         Earlier messages are summarised
       </button>
@@ -29,8 +27,9 @@ export function FoldLine({ thread, summary }: { thread: Thread; summary: Summary
 
 /** Not within the line: a long list stops drawing lines that are out of sight. */
 export function OpenedSummary({ thread }: { thread: Thread }) {
-  const summary = thread.contexts.opened.value;
-  return summary ? <SummaryDialog thread={thread} summary={summary} /> : null;
+  const { fold, reading } = thread.contexts;
+  const summary = fold.value;
+  return summary && reading.value ? <SummaryDialog thread={thread} summary={summary} /> : null;
 }
 
 interface SummaryDialogProps {
@@ -43,7 +42,7 @@ function SummaryDialog({ thread, summary }: SummaryDialogProps) {
   const dialog = useRef<HTMLDialogElement>(null);
   const edit = useRef<HTMLButtonElement>(null);
   const { contexts } = thread;
-  const draft = contexts.draft.value?.through === summary.through_message_id ? contexts.draft.value : null;
+  const draft = contexts.draft.value;
   const editing = draft !== null;
   const wasEditing = useRef(editing);
   useLayoutEffect(() => dialog.current?.showModal(), []);
@@ -59,7 +58,7 @@ function SummaryDialog({ thread, summary }: SummaryDialogProps) {
       aria-labelledby="summary-title"
       onKeyDown={(event) => event.stopPropagation()}
       onClose={() => {
-        contexts.reading.value = null;
+        contexts.reading.value = false;
       }}
     >
       <h2 id="summary-title">Summary of the earlier messages</h2>
@@ -69,7 +68,7 @@ function SummaryDialog({ thread, summary }: SummaryDialogProps) {
         {summary.edited ? ", edited by you" : ""}.
       </p>
       {draft ? (
-        <SummaryEditor thread={thread} summary={summary} text={draft.text} since={draft.version} />
+        <SummaryEditor thread={thread} summary={summary} draft={draft} />
       ) : (
         <>
           <div class="summary-text" tabindex={0} role="region" aria-label="Summary">
@@ -81,7 +80,7 @@ function SummaryDialog({ thread, summary }: SummaryDialogProps) {
               class="button"
               ref={edit}
               onClick={() => {
-                contexts.draft.value = { through: summary.through_message_id, version: summary.version, text: summary.text };
+                contexts.draft.value = { of: summary, text: summary.text };
               }}
             >
               Edit
@@ -99,22 +98,21 @@ function SummaryDialog({ thread, summary }: SummaryDialogProps) {
 interface SummaryEditorProps {
   thread: Thread;
   summary: Summary;
-  text: string;
-  /** The version that was rewritten. */
-  since: number;
+  draft: Draft;
 }
 
-function SummaryEditor({ thread, summary, text, since }: SummaryEditorProps) {
+function SummaryEditor({ thread, summary, draft }: SummaryEditorProps) {
   const { contexts } = thread;
   const area = useRef<HTMLTextAreaElement>(null);
   const [saving, setSaving] = useState(false);
   const [trouble, setTrouble] = useState<string | null>(null);
-  const overtaken = summary.version > since;
+  const { of, text } = draft;
+  // Reworded elsewhere, or the conversation was folded further.
+  const overtaken = summary.through_message_id !== of.through_message_id || summary.version !== of.version;
   useLayoutEffect(() => area.current?.focus(), []);
   useLayoutEffect(() => fitHeight(area.current), [text]);
   const save = async (): Promise<void> => {
-    const draft = contexts.draft.peek();
-    if (!draft || saving) return;
+    if (saving) return;
     setSaving(true);
     setTrouble(null);
     try {
@@ -147,7 +145,7 @@ function SummaryEditor({ thread, summary, text, since }: SummaryEditorProps) {
         aria-label="Summary text"
         value={text}
         onInput={(event) => {
-          contexts.draft.value = { through: summary.through_message_id, version: since, text: event.currentTarget.value };
+          contexts.draft.value = { of, text: event.currentTarget.value };
         }}
       />
       {trouble === null ? null : (

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren, RefObject } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { isRunning, type Message, type Status, type Summary } from "../api/types.ts";
+import { isRunning, type Message, type Status } from "../api/types.ts";
 import { Scroller } from "../list/scroller.ts";
 import type { Row } from "../list/window.ts";
 import type { Thread } from "../state/thread.ts";
@@ -58,7 +58,7 @@ export function MessageList({ thread }: { thread: Thread }) {
               onSeen={seen(thread, message)}
             >
               <MessageView thread={thread} message={message} />
-              {folded?.row === message.id ? <FoldLine thread={thread} summary={folded.summary} /> : null}
+              {folded === message.id ? <FoldLine thread={thread} /> : null}
             </RowView>
           ))}
           <div style={{ height: `${after}px` }} />
@@ -77,13 +77,12 @@ export function MessageList({ thread }: { thread: Thread }) {
 }
 
 /** The fold's line is drawn under the last message that the summary covers, or the last one of these that is shown. */
-function rowOfFold(thread: Thread, shown: readonly Message[]): { row: string; summary: Summary } | null {
+function rowOfFold(thread: Thread, shown: readonly Message[]): string | null {
   const summary = thread.contexts.fold.peek();
   if (!summary) return null;
   const path = thread.branch.peek();
   const covered = new Set(path.slice(0, path.findIndex(({ id }) => id === summary.through_message_id) + 1).map(({ id }) => id));
-  const row = shown.findLast(({ id }) => covered.has(id));
-  return row ? { row: row.id, summary } : null;
+  return shown.findLast(({ id }) => covered.has(id))?.id ?? null;
 }
 
 const FLASH_MS = 2_000;
