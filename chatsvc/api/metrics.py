@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from chatsvc.api.sse import Streams
+from chatsvc.limits import TierName
 from chatsvc.scheduler import Scheduler
 from chatsvc.streamlog.hub import Hub
 
@@ -30,6 +31,7 @@ class _PartsCollector(Collector):
         yield from self._runs()
         yield from self._readers()
         yield from self._engine_loads()
+        yield from self._pressure()
         yield from self._regions()
 
     def _runs(self) -> Iterator[Metric]:
@@ -58,6 +60,32 @@ class _PartsCollector(Collector):
             "chatsvc_stream_buffered_bytes", "Bytes held back for slow readers.", self._streams.buffered
         )
         yield GaugeMetricFamily("chatsvc_tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
+
+    def _pressure(self) -> Iterator[Metric]:
+        pressure = self._scheduler.pressure
+        step = GaugeMetricFamily("chatsvc_degradation_step", "0: nothing is given up.", labels=["model"])
+        for model, number in pressure.steps().items():
+            step.add_metric([model], number)
+        yield step
+        delay = GaugeMetricFamily(
+            "chatsvc_queue_delay_seconds", "Median wait of replies, at the last look.", labels=["model", "tier"]
+        )
+        for model, delays in pressure.delays.items():
+            for tier in TierName:
+                delay.add_metric([model, tier.value], delays.get(tier, 0.0))
+        yield delay
+        degraded = CounterMetricFamily(
+            "chatsvc_degraded", "Replies for which something was given up.", labels=["model", "tier", "what"]
+        )
+        for (model, tier, what), count in pressure.degraded.items():
+            degraded.add_metric([model, tier.value, what], count)
+        yield degraded
+        refused = CounterMetricFamily(
+            "chatsvc_refused", "Messages refused for want of places, budget or time.", labels=["tier", "code"]
+        )
+        for (tier, code), count in pressure.refused.items():
+            refused.add_metric([tier.value, code], count)
+        yield refused
 
     def _regions(self) -> Iterator[Metric]:
         asked = CounterMetricFamily(

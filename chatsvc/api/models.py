@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from litestar import Controller, get
 
+from chatsvc.api.schemas import Degraded
 from chatsvc.inference.base import EngineHealth
 from chatsvc.limits import Principal
 from chatsvc.scheduler import Scheduler
@@ -24,6 +25,8 @@ class ModelOut(msgspec.Struct, frozen=True):
     """Whether it takes work in this process; None: it runs in others only."""
     window: int | None
     """Tokens of its context window, where it runs in this process and has started."""
+    degraded: list[Degraded]
+    """What is given up now for replies of the caller's tier by it, because there is too little."""
 
 
 class ModelsOut(msgspec.Struct, frozen=True):
@@ -42,13 +45,12 @@ class ModelController(Controller):
     @get(operation_id="listModels", summary="List models", sync_to_thread=False)
     def list(self, principal: Principal, scheduler: Scheduler) -> ModelsOut:
         """The models that a conversation or a message may name, the default one first."""
-        del principal  # whoever is known may look
         health = scheduler.health()
         names = sorted(scheduler.models, key=lambda name: (name != scheduler.default_model, name))
-        return ModelsOut("list", [_model(name, scheduler, health.get(name)) for name in names])
+        return ModelsOut("list", [_model(name, scheduler, health.get(name), principal) for name in names])
 
 
-def _model(name: str, scheduler: Scheduler, health: EngineHealth | None) -> ModelOut:
+def _model(name: str, scheduler: Scheduler, health: EngineHealth | None, principal: Principal) -> ModelOut:
     engine = scheduler.engines.get(name)
     ready = None if engine is None else health is not None and health.ready
     return ModelOut(
@@ -58,4 +60,5 @@ def _model(name: str, scheduler: Scheduler, health: EngineHealth | None) -> Mode
         default=name == scheduler.default_model,
         ready=ready,
         window=engine.limits.window if engine is not None and ready else None,
+        degraded=list(scheduler.pressure.in_force(principal.tier, name)),
     )

@@ -145,6 +145,7 @@ ANSWERS: Final[dict[str, Any]] = {
                 "default": True,
                 "ready": True,
                 "window": 8192,
+                "degraded": [],
             }
         ],
     },

@@ -159,6 +159,16 @@ class Pressure:
             degraded=tuple(degraded),
         )
 
+    def in_force(self, tier: TierName, model: str) -> tuple[str, ...]:
+        """What is given up now for the tier's replies by this model, where it applies."""
+        held = measures(self.step(model), tier)
+        moves = held.small_model is not SmallModel.NEVER and model in self._smaller
+        return tuple(
+            what
+            for what, holds in ((MODEL, moves), (MAX_TOKENS, held.cap_tokens), (HISTORY, held.less_history))
+            if holds
+        )
+
     def refuse_late(self, tier: TierName, model: str) -> None:
         """Raises ``TooLate`` when a run that came now would begin after its deadline, and that matters now."""
         if model not in self._queues or not measures(self.step(model), tier).refuse_late:

@@ -1,7 +1,8 @@
 """How long the runs of one model wait in this process: what the degradation ladder goes by. Pure.
 
 A tier's delay is the median over its runs that have begun since the last look, with how long they had waited, and over
-those that wait, with how long they have so far. One user's pile, or a few who are lucky, do not make the median.
+those that wait, with twice as long as they have so far: who is found waiting is halfway, on the average. One user's
+pile, or a few who are lucky, do not make the median.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class QueueDelay:
         begun, self._begun = self._begun, []
         while self._begun_at and self._begun_at[0] <= now - RATE_WINDOW_S:
             self._begun_at.popleft()
-        waits = [*begun, *(now - since for since in self._waiting.values())]
+        waits = [*begun, *(2 * (now - since) for since in self._waiting.values())]
         return median(waits) if waits else None
 
     def overdue(self, now: float, deadline_s: float) -> Iterable[str]:

@@ -47,8 +47,20 @@ def test_the_delay_is_the_median_of_those_who_began_and_those_who_wait():
     delay.waits("a", 0.0)
     delay.waits("b", 6.0)
     delay.begins("c", 20.0, 10.0)
-    assert delay.look(10.0, always) == 10.0  # of 10, 4 and 20
-    assert delay.look(20.0, always) == 17.0  # of 20 and 14: who began counts in one look only
+    assert delay.look(10.0, always) == 20.0  # of 20, 8 and 20
+    assert delay.look(20.0, always) == 34.0  # of 40 and 28: who began counts in one look only
+
+
+def test_in_a_queue_that_stands_as_it_is_the_delay_is_what_a_run_waits():
+    delay = QueueDelay()
+    seen = []
+    for second in range(200):  # two come and two begin a second; each has waited for 40 s
+        for number in range(2):
+            delay.waits(f"{second} {number}", float(second))
+            if second >= 40:
+                delay.begins(f"{second - 40} {number}", 40.0, float(second))
+        seen.append(delay.look(second + 0.5, always))
+    assert seen[100:] == pytest.approx([40.0] * 100, rel=0.05)
 
 
 def test_where_nobody_waits_or_begins_there_is_no_delay():
@@ -143,6 +155,12 @@ def test_without_pressure_everybody_gets_what_they_asked_for():
     for tier in TierName:
         terms = world.terms(tier, max_tokens=9000)
         assert (terms.model, terms.max_tokens, terms.history_share, terms.degraded) == ("large", 9000, 1.0, ())
+
+
+def test_what_is_in_force_is_told_by_tier_and_model():
+    world = World().push(4)
+    assert world.pressure.in_force(FREE, "large") == ("model", "max_tokens", "history")
+    assert world.pressure.in_force(PRO, "large") == world.pressure.in_force(FREE, "small") == ()
 
 
 def test_free_gets_the_small_model_and_the_paying_tiers_keep_theirs():
@@ -253,7 +271,7 @@ def test_switched_off_nothing_is_ever_given_up():
     for _ in range(1000):
         world.clock.time += 1
         world.pressure.look(always)
-    assert world.pressure.delays["large"][FREE] == 1000.0
+    assert world.pressure.delays["large"][FREE] == 2000.0
     assert world.pressure.step("large") == 0
     assert world.terms().degraded == ()
 
