@@ -20,7 +20,6 @@ from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.fold_runner import FoldRunner
 from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.lines import Lines, Meter
-from chatsvc.scheduler.pressure import Pressure
 from chatsvc.scheduler.prompts import Prepared
 from chatsvc.scheduler.runner import Runner
 from chatsvc.store import Store
@@ -58,7 +57,6 @@ class Dispatcher:
         runner: Runner,
         folds: Folds,
         fold_runner: FoldRunner,
-        pressure: Pressure,
         worker_id: str,
     ) -> None:
         self.worker_id = worker_id
@@ -68,7 +66,6 @@ class Dispatcher:
         self._runner = runner
         self._folds = folds
         self._fold_runner = fold_runner
-        self._pressure = pressure
         self._active: dict[str, ActiveRun] = {}
         self._claiming: dict[str, Interrupt | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +80,6 @@ class Dispatcher:
     def offer(self, run: WaitingRun) -> None:
         """A run waits. Called for runs posted here and for those that Postgres notifies of."""
         if run.id not in self._active and run.id not in self._claiming and self._lines.put(run):
-            self._pressure.waits(run)
             self._work.set()
 
     @contextlib.contextmanager
@@ -241,7 +237,6 @@ class Dispatcher:
         if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
             active.interrupt(why)
         self._active[run.id] = active
-        self._pressure.begins(run)
         self._idle.clear()
         task = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
         self._tasks.add(task)

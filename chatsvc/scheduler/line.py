@@ -7,6 +7,7 @@ left to its home, unless that is gone, or waiting there takes longer than readin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from chatsvc.clock import Clock
@@ -18,6 +19,7 @@ from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.flights import Flights
 from chatsvc.scheduler.news import End, Held
 from chatsvc.scheduler.pace import Pace
+from chatsvc.scheduler.queue_delay import QueueDelays
 from chatsvc.scheduler.routing import may_take
 from chatsvc.scheduler.standing import Standing
 from chatsvc.scheduler.warmth import Warmth
@@ -103,6 +105,7 @@ class Line:
         self.flights = Flights(queue)
         self.warmth = Warmth(engine.limits.kv_tokens if engine else 0)
         self.pace = Pace(clock)
+        self.delays = QueueDelays()
         self._waiting: dict[str, _Waits] = {}
         self.waiting_at: Counter[str] = Counter()
         """How many wait for each replica."""
@@ -136,6 +139,11 @@ class Line:
         """Forget a waiting run; unknown ids are fine."""
         self.queue.discard(run_id)
         self._leave(run_id)
+
+    def waits(self) -> Iterator[tuple[WaitingRun, float]]:
+        """Every run that waits, here or for another replica, and since when; the oldest first."""
+        for waits in self._waiting.values():
+            yield waits.run, waits.since
 
     def demand(self, run: WaitingRun) -> Demand:
         """What the queue has to know."""
@@ -208,7 +216,7 @@ class Line:
 
     def _begin(self, demand: Demand, *, shared: bool) -> None:
         waits = self._waiting[demand.run_id]
-        self._leave(demand.run_id)
+        self._leave(demand.run_id, begins=True)
         came = ""
         if shared and waits.home:
             alive = self._neighbours.serves(waits.home, self.model)
@@ -217,10 +225,14 @@ class Line:
         self._begun[demand.run_id] = self._clock.monotonic(), came
         self.flights.begin(waits.run)
 
-    def _leave(self, run_id: str) -> None:
+    def _leave(self, run_id: str, *, begins: bool = False) -> None:
         waits = self._waiting.pop(run_id, None)
-        if waits is not None:
-            self.waiting_at[waits.home] -= 1
+        if waits is None:
+            return
+        self.waiting_at[waits.home] -= 1
+        if begins and waits.run.kind is RunKind.REPLY:
+            now = self._clock.monotonic()
+            self.delays.begins(waits.run.tier, now - waits.since, now)
 
     # What they receive --------------------------------------------------------------------------------------------
 
@@ -256,4 +268,4 @@ class Line:
     def hear(self, replica_id: str, held: Held) -> None:
         """Another replica tells of a run of its own."""
         if self.flights.hear(replica_id, held, self.demand(held.run)):
-            self._leave(held.run.id)
+            self._leave(held.run.id, begins=True)

@@ -1,7 +1,7 @@
 """How much this process has to give up, by how long runs wait in it, and what that means for one request.
 
-The policy is ``degrade``'s; here it gets its measurements and is applied. Each process judges by the queues it has: one
-without engines gives up nothing. What is given up for a run is settled when it is taken in and stored with it, so that
+The policy is ``degrade``'s; here it gets its measurements and is applied. Each process judges for itself, by the queues
+as it knows them. What is given up for a run is settled when it is taken in and stored with it, so that
 a repeated request is answered alike, and nothing is taken from a reply that runs.
 """
 
@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -22,7 +22,7 @@ from chatsvc.clock import Clock
 from chatsvc.config import Config
 from chatsvc.errors import NothingLeft, QueueFull, TooLate
 from chatsvc.limits import Tier, TierName
-from chatsvc.run import Run, RunKind, WaitingRun
+from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import Ladder, SmallModel, measures
 from chatsvc.scheduler.prompts import Wanted
 from chatsvc.scheduler.queue_delay import QueueDelays
@@ -69,38 +69,42 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, degraded=tuple(what for what in self.degraded if what != HISTORY))
 
 
+class Queue(Protocol):
+    """What has to be known of a model's queue."""
+
+    @property
+    def model(self) -> str:
+        """Whose queue it is."""
+        ...
+
+    @property
+    def delays(self) -> QueueDelays:
+        """How long its runs wait."""
+        ...
+
+    def waits(self) -> Iterable[tuple[WaitingRun, float]]:
+        """Every run that waits, and since when, by the monotonic clock."""
+        ...
+
+
 class Pressure:
     """The ladders of all models here. ``run`` is to be kept running; without it nothing is ever given up."""
 
-    def __init__(self, *, config: Config, models: Iterable[str], clock: Clock, enabled: bool) -> None:
-        """``models``: those whose queues are in this process."""
+    def __init__(self, *, config: Config, queues: Iterable[Queue], clock: Clock, enabled: bool) -> None:
+        """``queues``: those that are known in this process, one a model."""
         targets = {name: tier.queue_target_s for name, tier in config.tiers.items()}
         self._rules = config.degradation
         self._tiers = config.tiers
         self._smaller = {name: model.degrade_to for name, model in config.models.items() if model.degrade_to}
         self._clock = clock
-        self._ladders = {name: Ladder(config.degradation, targets) for name in models} if enabled else {}
-        self._queues = {name: QueueDelays() for name in models}
+        self._queues = {queue.model: queue for queue in queues}
+        self._ladders = {name: Ladder(config.degradation, targets) for name in self._queues} if enabled else {}
         self.delays: dict[str, dict[TierName, float]] = {name: {} for name in self._queues}
         """How long runs waited when last looked at, by model and tier."""
         self.degraded: Counter[tuple[str, TierName, str]] = Counter()
         """Runs for which something was given up, by model asked for, tier, and what it was."""
         self.refused: Counter[tuple[TierName, str]] = Counter()
         """Requests refused because there was too little, or nothing left for the user, by tier and code."""
-
-    # What others tell it ------------------------------------------------------------------------------------------
-
-    def waits(self, run: WaitingRun) -> None:
-        """A run waits here. Work in the background is not counted: to wait is its lot."""
-        if run.model in self._queues and run.kind is RunKind.REPLY:
-            self._queues[run.model].tiers[run.tier].waits(run.id, self._clock.monotonic())
-
-    def begins(self, run: Run) -> None:
-        """A run was claimed by this process."""
-        first = run.attempt == 1 and run.kind is RunKind.REPLY
-        if first and run.model in self._queues and run.started_at is not None:
-            waited_s = max(0.0, (run.started_at - run.created_at).total_seconds())
-            self._queues[run.model].tiers[run.tier].begins(run.id, waited_s, self._clock.monotonic())
 
     # What others ask it -------------------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class Pressure:
         return self._ladders[model].step if model in self._ladders else 0
 
     def steps(self) -> Mapping[str, int]:
-        """On which step each model stands, of those whose queues are here."""
+        """On which step each model stands, of those whose queues are known here."""
         return {model: self.step(model) for model in self._queues}
 
     def allows_background(self, model: str) -> bool:
@@ -174,7 +178,7 @@ class Pressure:
         if model not in self._queues or not measures(self.step(model), tier).refuse_late:
             return
         deadline_s = self._tiers[tier].deadline_s
-        expected_s = self._queues[model].tiers[tier].expected_s(self._clock.monotonic())
+        expected_s = self._queues[model].delays.expected_s(tier, self._clock.monotonic())
         if expected_s > deadline_s:
             retry_s = self._retry_s(model, tier)
             raise TooLate(
@@ -200,24 +204,24 @@ class Pressure:
 
     # What it does -------------------------------------------------------------------------------------------------
 
-    async def run(self, waiting: Callable[[], Collection[str]], refuse: Callable[[dict[str, int]], object]) -> None:
+    async def run(self, refuse: Callable[[dict[str, int]], object]) -> None:
         """Look at the queues until cancelled.
 
-        ``waiting`` says which runs wait; ``refuse`` is given those that have waited too long, and after how many
-        seconds each may be tried again.
+        ``refuse`` is given the runs that have waited too long, and after how many seconds each may be tried again.
         """
         every_s = min(MOST_LOOK_S, self._rules.interval_s / LOOKS_IN_AN_INTERVAL)
         while True:
-            self.look(waiting())
+            self.look()
             if overdue := self.overdue():
                 refuse(overdue)
             await asyncio.sleep(every_s)
 
-    def look(self, waiting: Collection[str]) -> None:
+    def look(self) -> None:
         """Measure, and take or give back a step where it is time."""
         now = self._clock.monotonic()
-        for model, queues in self._queues.items():
-            delays = queues.look(now, waiting)
+        for model, queue in self._queues.items():
+            replies = ((run.tier, since) for run, since in queue.waits() if run.kind is RunKind.REPLY)
+            delays = queue.delays.look(now, replies)
             self.delays[model] = delays
             ladder = self._ladders.get(model)
             before = self.step(model)
@@ -232,14 +236,21 @@ class Pressure:
         """
         now = self._clock.monotonic()
         found: dict[str, int] = {}
-        for model, queues in self._queues.items():
-            for tier, delay in queues.tiers.items():
-                if measures(self.step(model), tier).refuse_late:
-                    late = islice(delay.overdue(now, self._tiers[tier].deadline_s), OVERDUE_AT_ONCE)
-                    found |= dict.fromkeys(late, self._retry_s(model, tier))
+        for model, queue in self._queues.items():
+            step = self.step(model)
+            tiers = {tier: self._retry_s(model, tier) for tier in TierName if measures(step, tier).refuse_late}
+            if tiers:
+                late = (
+                    run
+                    for run, since in queue.waits()
+                    if run.tier in tiers
+                    and run.kind is RunKind.REPLY
+                    and now - since > self._tiers[run.tier].deadline_s
+                )
+                found |= {run.id: tiers[run.tier] for run in islice(late, OVERDUE_AT_ONCE)}
         return found
 
     def _retry_s(self, model: str, tier: TierName) -> int:
         """In so many seconds the tier's queue will be short enough for one more, if nobody came."""
-        expected_s = self._queues[model].tiers[tier].expected_s(self._clock.monotonic())
+        expected_s = self._queues[model].delays.expected_s(tier, self._clock.monotonic())
         return max(LEAST_RETRY_S, math.ceil(expected_s - self._tiers[tier].deadline_s))

@@ -78,10 +78,9 @@ class Scheduler:
         weights = {name: tier.weight for name, tier in config.tiers.items()}
         lines = Lines(engines, slots, weights, clock, config.service)
         self.positions = Positions(store, lines)
-        self._lines = lines
         self.pressure = Pressure(
             config=config,
-            models=engines,
+            queues=list(lines),
             clock=clock,
             # With one user there is nobody to share with.
             enabled=config.degradation.enabled and config.auth.mode is not AuthMode.NONE,
@@ -116,7 +115,6 @@ class Scheduler:
             runner=self._runner,
             folds=self.folds,
             fold_runner=self._fold_runner,
-            pressure=self.pressure,
             worker_id=f"{config.region}-{uuid.uuid4().hex}",
         )
         self._overdue = Overdue(
@@ -305,11 +303,11 @@ class Scheduler:
             tasks.create_task(self._forgetter.run(), name="logs to forget")
             # Also without engines: somebody has to judge the dead when the last worker dies.
             tasks.create_task(self._lease.run(), name="lease")
+            tasks.create_task(self.pressure.run(self._overdue.refuse), name="degradation")
             if not self.engines:
                 return
             tasks.create_task(self._checkpoints.run(), name="checkpoints")
             tasks.create_task(self._watch_health(), name="engine health")
-            tasks.create_task(self.pressure.run(self._lines.ids, self._overdue.refuse), name="degradation")
             tasks.create_task(self.dispatcher.run(), name="dispatch")
             tasks.create_task(self.folds.run(), name="folds")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")

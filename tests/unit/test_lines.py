@@ -5,7 +5,7 @@ import pytest
 from chatsvc.clock import SystemClock
 from chatsvc.inference.base import EngineLimits
 from chatsvc.limits import ServiceCost, TierName
-from chatsvc.run import WaitingRun
+from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.lines import Lines
 
 WEIGHTS = {TierName.FREE: 1.0, TierName.PLUS: 4.0, TierName.PRO: 16.0}
@@ -16,9 +16,18 @@ class Engine:
         self.limits = EngineLimits(model="m", window=window, slots=slots, kv_tokens=kv_tokens)
 
 
-def lines(**engines):
+class Clock(SystemClock):
+    """A clock that is set."""
+
+    time = 0.0
+
+    def monotonic(self):
+        return self.time
+
+
+def lines(clock=None, **engines):
     slots = {name: engine.limits.slots for name, engine in engines.items()}
-    return Lines(engines, slots, WEIGHTS, SystemClock(), ServiceCost())
+    return Lines(engines, slots, WEIGHTS, clock or SystemClock(), ServiceCost())
 
 
 def run(number, model="m", user="ann", **fields):
@@ -115,3 +124,23 @@ def test_a_discarded_run_is_not_taken_and_an_unknown_model_is_not_waited_for():
     assert not line.put(run(2, "other"))
     line.discard("run001")
     assert (line.take(), len(line)) == ([], 0)
+
+
+def test_a_line_knows_how_long_its_runs_waited_and_wait():
+    clock = Clock()
+    line = lines(clock, m=Engine(slots=1))
+    assert line.take_at_once(run(1))
+    line.put(run(2))
+    line.put(run(3))
+    line.put(run(4, kind=RunKind.FOLD))
+    [queue] = line
+    assert [(each.id, since) for each, since in queue.waits()] == [("run002", 0), ("run003", 0), ("run004", 0)]
+    clock.time = 8.0
+    line.discard("run003")
+    for ended in ("run001", "run002", "run004"):
+        line.meter("m", ended).end(complete=True)
+        line.take()
+    assert list(queue.waits()) == []
+    # One began at once and one after 8 s. The one that was discarded does not count, and neither does work that nobody
+    # waits for.
+    assert queue.delays.look(8.0, []) == {TierName.FREE: 4.0}

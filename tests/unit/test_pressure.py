@@ -7,10 +7,10 @@ import pytest
 from chatsvc.config import Config, DegradationConfig, ModelConfig
 from chatsvc.errors import TooLate
 from chatsvc.limits import TierName
-from chatsvc.run import Run, RunKind, RunStatus, WaitingRun
+from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import TOP
 from chatsvc.scheduler.pressure import Pressure, Terms
-from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelay
+from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelays
 
 FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,85 +29,77 @@ class Clock:
         return MIDNIGHT + timedelta(seconds=self.time)
 
 
-class Everybody:
-    """Whoever waited still does."""
-
-    def __contains__(self, run_id):
-        return True
-
-
-always = Everybody()
-
-
 # The delay ------------------------------------------------------------------------------------------------------------
 
 
+def free(*since):
+    return [(FREE, at) for at in since]
+
+
 def test_the_delay_is_the_median_of_those_who_began_and_those_who_wait():
-    delay = QueueDelay()
-    delay.waits("a", 0.0)
-    delay.waits("b", 6.0)
-    delay.begins("c", 20.0, 10.0)
-    assert delay.look(10.0, always) == 20.0  # of 20, 8 and 20
-    assert delay.look(20.0, always) == 34.0  # of 40 and 28: who began counts in one look only
+    delays = QueueDelays()
+    delays.begins(FREE, 20.0, 10.0)
+    assert delays.look(10.0, free(0.0, 6.0)) == {FREE: 20.0}  # of 20, 8 and 20
+    assert delays.look(20.0, free(0.0, 6.0)) == {FREE: 34.0}  # of 40 and 28: who began counts in one look only
 
 
 def test_in_a_queue_that_stands_as_it_is_the_delay_is_what_a_run_waits():
-    delay = QueueDelay()
+    delays = QueueDelays()
     seen = []
-    for second in range(200):  # two come and two begin a second; each has waited for 40 s
-        for number in range(2):
-            delay.waits(f"{second} {number}", float(second))
-            if second >= 40:
-                delay.begins(f"{second - 40} {number}", 40.0, float(second))
-        seen.append(delay.look(second + 0.5, always))
-    assert seen[100:] == pytest.approx([40.0] * 100, rel=0.05)
+    for second in range(40, 200):  # two come and two begin a second; each has waited for 40 s
+        delays.begins(FREE, 40.0, float(second))
+        delays.begins(FREE, 40.0, float(second))
+        since = [float(each) for each in range(second - 39, second + 1) for _ in range(2)]
+        seen.append(delays.look(second + 0.5, free(*since))[FREE])
+    assert seen == pytest.approx([40.0] * len(seen), rel=0.05)
 
 
 def test_where_nobody_waits_or_begins_there_is_no_delay():
-    delay = QueueDelay()
-    assert delay.look(5.0, always) is None
-    delay.waits("a", 0.0)
-    assert delay.look(5.0, ()) is None
-    assert len(delay) == 0
+    delays = QueueDelays()
+    assert delays.look(5.0, []) == {}
+    delays.begins(PRO, 0.0, 6.0)
+    assert delays.look(7.0, []) == {PRO: 0.0}
+    assert delays.look(8.0, []) == {}
 
 
 def test_a_few_who_wait_for_long_do_not_make_the_delay():
-    delay = QueueDelay()
-    for number in range(3):
-        delay.waits(f"pile {number}", 0.0)
-    for number in range(20):
-        delay.begins(f"other {number}", 0.1, 100.0)
-    assert delay.look(100.0, always) == pytest.approx(0.1)
+    delays = QueueDelays()
+    for _ in range(20):
+        delays.begins(FREE, 0.1, 100.0)
+    assert delays.look(100.0, free(0.0, 0.0, 0.0))[FREE] == pytest.approx(0.1)
 
 
-def test_the_expected_wait_is_what_those_who_begin_take():
-    delay = QueueDelay()
+def test_the_expected_wait_is_what_those_who_wait_take_at_their_pace():
+    delays = QueueDelays()
     for second in range(100):
-        for number in range(4):
-            delay.waits(f"{second} {number}", float(second))
-        for number in range(2):  # half of them begin
-            delay.begins(f"{second // 2} {number + 2 * (second % 2)}", second / 2, float(second))
-    assert len(delay) == 200
-    assert delay.expected_s(100.0) == pytest.approx(100, rel=0.1)
+        for _ in range(2):
+            delays.begins(FREE, 50.0, float(second))
+    delays.look(99.0, free(*[50.0] * 200))
+    assert delays.expected_s(FREE, 99.0) == pytest.approx(100, rel=0.1)
+    assert delays.expected_s(PRO, 99.0) == 0
 
 
 def test_while_none_begins_the_oldest_says_how_long_it_takes():
-    delay = QueueDelay()
-    delay.waits("a", 10.0)
-    delay.waits("b", 90.0)
-    assert delay.expected_s(100.0) == 90.0
-    delay.begins("c", 1.0, 100.0)
-    assert delay.expected_s(100.0 + 2 * RATE_WINDOW_S) == 90.0 + 2 * RATE_WINDOW_S
-
-
-def test_only_those_are_overdue_who_have_waited_longer_than_they_may():
-    delay = QueueDelay()
-    for number in range(4):
-        delay.waits(f"{number}", float(number))
-    assert list(delay.overdue(63.0, 61.0)) == ["0", "1"]
+    delays = QueueDelays()
+    delays.begins(FREE, 1.0, 10.0)
+    delays.look(100.0, free(10.0, 90.0))
+    assert 10.0 + RATE_WINDOW_S < 100.0
+    assert delays.expected_s(FREE, 101.0) == 91.0
 
 
 # The terms ------------------------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """Who waits for a model, and since when."""
+
+    def __init__(self, model):
+        self.model = model
+        self.delays = QueueDelays()
+        self.waiting = {}
+
+    def waits(self):
+        return self.waiting.values()
 
 
 class World:
@@ -123,7 +115,8 @@ class World:
             data_dir=None, models=models, degradation=DegradationConfig(interval_s=1, recover_s=60, **rules)
         )
         self.unready = set()
-        self.pressure = Pressure(config=config, models=models, clock=self.clock, enabled=enabled)
+        self.queues = {name: Queue(name) for name in models}
+        self.pressure = Pressure(config=config, queues=self.queues.values(), clock=self.clock, enabled=enabled)
 
     def push(self, step, model="large"):
         """Let runs of all tiers wait until the model stands on this step."""
@@ -131,13 +124,13 @@ class World:
             self.waits(f"{model} {tier}", tier, model)
         while self.pressure.step(model) < step:
             self.clock.time += 1
-            self.pressure.look(always)
+            self.pressure.look()
             assert self.clock.time < 10_000
         return self
 
     def waits(self, run_id, tier, model="large", **fields):
         run = WaitingRun(id=run_id, user_id="ann", tier=tier, model=model, prompt_tokens=1, **fields)
-        self.pressure.waits(run)
+        self.queues[model].waiting.setdefault(run_id, (run, self.clock.time))
 
     def terms(self, tier=FREE, model="large", *, named=False, max_tokens=None, reply_tokens=4096) -> Terms:
         return self.pressure.terms(
@@ -235,34 +228,11 @@ def test_background_work_stops_first_and_by_itself_is_no_pressure():
     world.waits("a fold", FREE, kind=RunKind.FOLD)
     for _ in range(100):
         world.clock.time += 1
-        world.pressure.look(always)
+        world.pressure.look()
     assert world.pressure.step("large") == 0
     assert world.pressure.allows_background("large")
     assert not world.push(1).pressure.allows_background("large")
     assert world.pressure.allows_background("small")
-
-
-def test_a_run_that_is_tried_again_is_no_measure_of_the_queue():
-    world = World()
-    for attempt in (1, 2):
-        world.pressure.begins(
-            Run(
-                id="r",
-                user_id="ann",
-                conversation_id="c",
-                user_message_id="q",
-                message_id="m",
-                client_msg_id="k",
-                model="large",
-                tier=FREE,
-                status=RunStatus.STREAMING,
-                attempt=attempt,
-                created_at=MIDNIGHT,
-                started_at=MIDNIGHT + timedelta(seconds=attempt**10),
-            )
-        )
-    world.pressure.look(always)
-    assert world.pressure.delays["large"] == {FREE: 1.0}
 
 
 def test_switched_off_nothing_is_ever_given_up():
@@ -270,7 +240,7 @@ def test_switched_off_nothing_is_ever_given_up():
     world.waits("a", FREE)
     for _ in range(1000):
         world.clock.time += 1
-        world.pressure.look(always)
+        world.pressure.look()
     assert world.pressure.delays["large"][FREE] == 2000.0
     assert world.pressure.step("large") == 0
     assert world.terms().degraded == ()
