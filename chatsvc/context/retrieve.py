@@ -134,7 +134,7 @@ def _around(values: Floats) -> Floats:
 
 def _norms(lengths: Floats) -> Floats:
     mean = lengths.mean() if len(lengths) else 0
-    return K1 * (1 - B + B * lengths / mean) if mean > 0 else np.full_like(lengths, K1)
+    return np.asarray(K1 * (1 - B + B * lengths / mean) if mean > 0 else np.full_like(lengths, K1), np.float32)
 
 
 def _weighted(counts: Floats, norms: Floats) -> Floats:

@@ -12,7 +12,7 @@ import structlog
 
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.embedder import Embedder, Rows, TransformersEmbedderOptions, unit
-from chatsvc.inference.loading import load_in_thread
+from chatsvc.inference.loading import forget_loaded, load_in_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -36,8 +36,10 @@ class TransformersEmbedder(Embedder):
             raise EngineUnavailable(f"The embedding model {self.name} failed: {_one_line(error)}") from error
 
     async def aclose(self) -> None:
-        self._model = None
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        if self._model is not None:
+            self._model = None
+            await asyncio.to_thread(forget_loaded)
 
     async def _load(self) -> _Model:
         async with self._loading:

@@ -13,7 +13,7 @@ import structlog
 from chatsvc import ids
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.embedder import Embedder, Rows, VllmEmbedderOptions, unit
-from chatsvc.inference.loading import load_in_thread
+from chatsvc.inference.loading import forget_loaded, load_in_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +42,7 @@ class VllmEmbedder(Embedder):
         core, self._core = self._core, None
         if core is not None:
             await asyncio.to_thread(core.shutdown)
+            await asyncio.to_thread(forget_loaded)
 
     async def _load(self) -> Any:
         async with self._loading:

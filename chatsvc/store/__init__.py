@@ -5,6 +5,7 @@
     conversations.py  trees and lists                 runs.py      a run's life; its SQL in run_statements.py
     summaries.py      folds: queued and committed     views.py     a branch from its summary on
     allowances.py     what users have left            workers.py   leases
+    recall.py         the index of old passages
     signals.py        news between processes
 
 Nobody else in chatsvc writes SQL.
@@ -22,6 +23,7 @@ from chatsvc.store.allowances import Allowances
 from chatsvc.store.conversations import Conversations
 from chatsvc.store.deleted import DeletedRuns
 from chatsvc.store.pool import Database
+from chatsvc.store.recall import NewChunk, RecallBranch, RecallDue, RecallIndex, StoredChunk, StoredPassage
 from chatsvc.store.records import (
     Beat,
     ConversationPatch,
@@ -50,13 +52,19 @@ __all__ = [
     "ConversationPatch",
     "Deleted",
     "Moved",
+    "NewChunk",
     "NewConversation",
     "NewFold",
     "Page",
+    "RecallBranch",
+    "RecallDue",
+    "RecallIndex",
     "Regeneration",
     "SettledReply",
     "Signal",
     "Store",
+    "StoredChunk",
+    "StoredPassage",
     "Submission",
     "Submitted",
     "migrate",
@@ -74,6 +82,7 @@ class Store:
         self.conversations = Conversations(database)
         self.runs = Runs(database, cost)
         self.summaries = Summaries(database, cost)
+        self.recall = RecallIndex(database)
         self.deleted_runs = DeletedRuns(database)
         self.workers = Workers(leases)
         self.secrets = Secrets(database)

@@ -101,7 +101,11 @@ class World:
 
     async def turns(self, conversation, count):
         """A chain of turns; returns the message ids from root to leaf."""
-        path, parent = [], None
+        return await self.turns_after(conversation, None, count)
+
+    async def turns_after(self, conversation, parent, count):
+        """More turns behind a message; returns their message ids."""
+        path = []
         for number in range(count):
             run = await self.complete(conversation, parent, content=f"question {number}", text=f"answer {number}")
             path += [run.user_message_id, run.message_id]

@@ -1,0 +1,239 @@
+"""Finds what was said long ago for a new question: reads the branch's index, ranks, and quotes what fits.
+
+    question ─┬▶ embedder ─▶ vector ─┐
+              └▶ store: chunks ──────┴▶ context.retrieve ─▶ store: texts of the best ─▶ as many as fit
+
+A reply never waits for long: what is not there in time (a model that loads, a chunk that is not indexed, a store that
+is slow) is done without, and is made up for in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import structlog
+
+from chatsvc.clock import Clock
+from chatsvc.context.material import Recalled
+from chatsvc.context.passages import Words, cosines, question_keys
+from chatsvc.context.retrieve import Floats, Postings, best, fused, joined, words_scores
+from chatsvc.context.words import VERSION
+from chatsvc.conversation import Role
+from chatsvc.errors import EngineUnavailable, StoreUnavailable
+from chatsvc.inference.base import Engine
+from chatsvc.inference.embedder import Embedder
+from chatsvc.scheduler.admission import CHARS_PER_TOKEN
+from chatsvc.scheduler.indexing import Indexer
+from chatsvc.store import RecallBranch, RecallIndex, StoredChunk, StoredPassage
+
+_log = structlog.get_logger(__name__)
+
+DEADLINE_S: Final = 1.0
+"""For all of it. On a quiet machine it takes some 20 ms."""
+VECTOR_S: Final = 0.25
+"""For the question's vector. Later, words alone decide."""
+QUOTE_TOKENS: Final = 12
+"""What the date and the marks around a quotation take, about."""
+SMALLEST: Final = 8
+"""Tokens of room in which nothing worth quoting fits."""
+_CANDIDATES: Final = 2
+"""Passages are read for so many times as many as may be chosen: some may be too long, or in the prompt already."""
+_OFFLOAD: Final = 512
+"""Passages that are ranked in a thread, since it takes longer than the event loop should stand still."""
+_KEPT: Final = 256
+_KEPT_S: Final = 30.0
+"""An answer is given again for so long: the door and the runner ask the same within moments."""
+_EMBED_CHARS: Final = 2000
+"""Of a question's end: what is asked stands there more often than in front."""
+_SPEAKERS: Final = {Role.USER: "User", Role.ASSISTANT: "Assistant"}
+
+
+class Recall:
+    """See the module's docstring. ``embedder`` None: words alone decide. ``most``: passages that are quoted at most."""
+
+    def __init__(
+        self,
+        *,
+        index: RecallIndex,
+        engines: Mapping[str, Engine],
+        embedder: Embedder | None,
+        indexer: Indexer,
+        clock: Clock,
+        most: int,
+    ) -> None:
+        self._index = index
+        self._engines = engines
+        self._embedder = embedder
+        self._indexer = indexer
+        self._clock = clock
+        self._most = most
+        self._answers: OrderedDict[tuple[object, ...], tuple[float, tuple[Recalled, ...]]] = OrderedDict()
+        self._embedding: set[asyncio.Task[Floats | None]] = set()
+
+    async def recall(
+        self,
+        user_id: str,
+        conversation_id: str,
+        leaf_id: str,
+        through_id: str,
+        question: str,
+        *,
+        budget_tokens: int,
+        model: str,
+    ) -> tuple[Recalled, ...]:
+        """What was said in the branch up to ``through_id`` and fits the question, the best first; never raises.
+
+        ``leaf_id`` ends the branch that ``through_id`` lies on.
+        """
+        branch = RecallBranch(user_id=user_id, conversation_id=conversation_id, through=through_id)
+        key = (branch, question, budget_tokens, model)
+        if (kept := self._answers.get(key)) is not None and self._clock.monotonic() - kept[0] < _KEPT_S:
+            return kept[1]
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                complete, found = await self._find(branch, question, budget_tokens, model)
+        except (TimeoutError, StoreUnavailable, EngineUnavailable) as error:
+            _log.warning("nothing recalled: not in time", reason=str(error) or type(error).__name__)
+            return ()
+        if complete:
+            self._keep(key, found)
+        return found
+
+    async def _find(
+        self, branch: RecallBranch, question: str, budget_tokens: int, model: str
+    ) -> tuple[bool, tuple[Recalled, ...]]:
+        """What to quote, and whether all that may be found was looked at."""
+        embedding = self._embed(question)
+        name = self._embedder.name if self._embedder is not None else None
+        chunks = await self._index.chunks(branch, version=VERSION, embedder=name)
+        lacking = not chunks or chunks[0].missing > 0 or self._lacks_vectors(chunks)
+        if lacking:
+            self._indexer.soon(branch)
+        if not chunks:
+            return False, ()
+        vector = await _in_time(embedding)
+        passages = sum(chunk.passages for chunk in chunks)
+        if passages > _OFFLOAD:
+            ranked = await asyncio.to_thread(_rank, chunks, question, vector, self._most * _CANDIDATES)
+        else:
+            ranked = _rank(chunks, question, vector, self._most * _CANDIDATES)
+        stored = await self._index.passages(branch.user_id, [place for place, _ in ranked])
+        scored = [(passage, ranked[passage.place - 1][1]) for passage in stored]
+        chosen = await self._within(scored, budget_tokens, model)
+        return not lacking and (vector is not None or embedding is None), chosen
+
+    def _lacks_vectors(self, chunks: Sequence[StoredChunk]) -> bool:
+        return self._embedder is not None and any(chunk.passages and chunk.vectors is None for chunk in chunks)
+
+    def _embed(self, question: str) -> asyncio.Task[Floats | None] | None:
+        if self._embedder is None:
+            return None
+        # A task of its own: what comes too late for this question has loaded the model for the next one.
+        task = asyncio.create_task(_vector(self._embedder, question), name="embed a question")
+        self._embedding.add(task)
+        task.add_done_callback(self._embedding.discard)
+        return task
+
+    async def _within(
+        self, scored: Sequence[tuple[StoredPassage, float]], budget_tokens: int, model: str
+    ) -> tuple[Recalled, ...]:
+        """As many as fit, the best first. One that is too long for what is left is passed over."""
+        chosen: list[Recalled] = []
+        left = budget_tokens
+        for passage, score in scored:
+            if len(chosen) == self._most or left < SMALLEST:
+                break
+            if passage.pinned:
+                continue  # it stands in the prompt as it is
+            text = f"{_SPEAKERS.get(passage.role, passage.role.value)}: {passage.text.strip()}"
+            tokens = await self._count(text, model)
+            if tokens + QUOTE_TOKENS <= left:
+                left -= tokens + QUOTE_TOKENS
+                chosen.append(
+                    Recalled(
+                        message_ids=(passage.message_id,),
+                        text=text,
+                        said_at=passage.said_at,
+                        score=round(score, 4),
+                        tokens=tokens,
+                    )
+                )
+        return tuple(chosen)
+
+    async def _count(self, text: str, model: str) -> int:
+        engine = self._engines.get(model)
+        return len(await engine.encode(text)) if engine is not None else -(-len(text) // CHARS_PER_TOKEN)
+
+    def _keep(self, key: tuple[object, ...], found: tuple[Recalled, ...]) -> None:
+        self._answers[key] = self._clock.monotonic(), found
+        self._answers.move_to_end(key)
+        while len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
+
+    async def aclose(self) -> None:
+        """Wait for nothing more."""
+        for task in self._embedding:
+            task.cancel()
+        await asyncio.gather(*self._embedding, return_exceptions=True)
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """Scores by passage over the chunks of a branch, in order."""
+
+    starts: list[int]
+    scores: Floats
+
+
+def scores_of(chunks: Sequence[StoredChunk], question: str, vector: Floats | None, *, words: bool = True) -> Ranked:
+    """Score every passage of a branch. ``words`` False: by meaning alone, to compare."""
+    wanted = question_keys(question)
+    starts: list[int] = []
+    lengths: list[Floats] = []
+    meaning: list[Floats] = []
+    found: dict[int, list[tuple[int, Postings]]] = {}
+    position = 0
+    for chunk in chunks:
+        read = Words(chunk.words)
+        starts.append(position)
+        lengths.append(read.lengths)
+        for number, postings in read.find(wanted):
+            found.setdefault(number, []).append((position, postings))
+        if vector is not None:
+            meaning.append(cosines(chunk.vectors, chunk.passages, vector))
+        position += chunk.passages
+    by_words = words_scores(np.concatenate(lengths), [joined(parts) for parts in found.values()]) if words else None
+    return Ranked(starts, fused(by_words, np.concatenate(meaning) if vector is not None else None))
+
+
+def _rank(
+    chunks: Sequence[StoredChunk], question: str, vector: Floats | None, count: int
+) -> list[tuple[tuple[int, int], float]]:
+    """The best passages as ((chunk, position), score)."""
+    ranked = scores_of(chunks, question, vector)
+    places: list[tuple[tuple[int, int], float]] = []
+    for position in best(ranked.scores, count):
+        number = int(np.searchsorted(ranked.starts, position, side="right")) - 1
+        places.append(((chunks[number].id, position - ranked.starts[number]), float(ranked.scores[position])))
+    return places
+
+
+async def _vector(embedder: Embedder, question: str) -> Floats | None:
+    try:
+        rows = await embedder.embed([question[-_EMBED_CHARS:]])
+    except EngineUnavailable as error:
+        _log.warning("a question was compared by its words only", reason=error.detail)
+        return None
+    vector: Floats = rows[0]
+    return vector
+
+
+async def _in_time(embedding: asyncio.Task[Floats | None] | None) -> Floats | None:
+    if embedding is None:
+        return None
+    done, _ = await asyncio.wait({embedding}, timeout=VECTOR_S)
+    return embedding.result() if done else None

@@ -1,0 +1,354 @@
+"""The index of old passages: one branch and one user at a time, made once however often it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import psycopg
+import pytest
+from store_world import ALICE, BOB, World
+
+from chatsvc.clock import SystemClock
+from chatsvc.context.words import VERSION
+from chatsvc.errors import EngineUnavailable
+from chatsvc.inference.embedder import Embedder, unit
+from chatsvc.scheduler import recall as recall_module
+from chatsvc.scheduler.indexing import Indexer
+from chatsvc.scheduler.recall import Recall
+from chatsvc.store import RecallBranch
+
+
+class Letters(Embedder):
+    """What a text means is how often each letter stands in it."""
+
+    def __init__(self, name="letters"):
+        self.name = name
+        self.texts = []
+        self.may_go = asyncio.Event()
+        self.may_go.set()
+        self.error = None
+
+    async def embed(self, texts):
+        await self.may_go.wait()
+        if self.error is not None:
+            raise self.error
+        self.texts += texts
+        return unit(np.array([[text.lower().count(chr(97 + n)) for n in range(26)] for text in texts], float))
+
+    async def aclose(self):
+        pass
+
+
+@pytest.fixture
+def world(store):
+    return World(store)
+
+
+@pytest.fixture
+def embedder():
+    return Letters()
+
+
+def indexer_of(store, embedder=None):
+    return Indexer(index=store.recall, embedder=embedder, clock=SystemClock())
+
+
+def recall_of(store, embedder=None, *, most=8):
+    return Recall(
+        index=store.recall,
+        engines={},
+        embedder=embedder,
+        indexer=indexer_of(store, embedder),
+        clock=SystemClock(),
+        most=most,
+    )
+
+
+def branch_of(conversation, through):
+    return RecallBranch(user_id="alice", conversation_id=conversation.id, through=through)
+
+
+async def index(store, *branches, embedder=None):
+    indexer = indexer_of(store, embedder)
+    for branch in branches:
+        indexer.soon(branch)
+    while await indexer.step():
+        pass
+
+
+async def ask(recall, branch, question, *, budget_tokens=1000):
+    return await recall.recall(
+        branch.user_id,
+        branch.conversation_id,
+        branch.through,
+        branch.through,
+        question,
+        budget_tokens=budget_tokens,
+        model="small",
+    )
+
+
+async def said(world, conversation, parent, question, answer):
+    run = await world.complete(conversation, parent, content=question, text=answer)
+    return run.user_message_id, run.message_id
+
+
+async def rows(postgres_url, statement):
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        return await (await connection.execute(statement)).fetchall()
+
+
+async def test_what_was_said_long_ago_is_found_and_quoted_with_its_speaker(store, world, embedder):
+    conversation = await world.conversation()
+    _, told = await said(world, conversation, None, "My dentist is called Dr. Quillfeather.", "Noted.")
+    path = await world.turns_after(conversation, told, 20)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    for recall in (recall_of(store, embedder), recall_of(store)):
+        found = await ask(recall, branch, "What was the name of my dentist?")
+        assert found[0].text == "User: My dentist is called Dr. Quillfeather."
+        assert [turn.score for turn in found] == sorted((turn.score for turn in found), reverse=True)
+
+
+async def test_only_this_branch_up_to_the_fold_is_looked_at(store, world):
+    conversation = await world.conversation()
+    _, root = await said(world, conversation, None, "Hello", "Hi")
+    _, left = await said(world, conversation, root, "The password is heron", "Fine")
+    _, right = await said(world, conversation, root, "The password is magpie", "Fine")
+    _, later = await said(world, conversation, left, "The password is now osprey", "Fine")
+    await index(store, *(branch_of(conversation, leaf) for leaf in (later, left, right)))
+    recall = recall_of(store)
+
+    async def birds(through):
+        found = await ask(recall, branch_of(conversation, through), "What is the password?")
+        return {turn.text.removesuffix(".").rsplit(" ", 1)[1] for turn in found if "password" in turn.text}
+
+    assert await birds(left) == {"heron"}
+    assert await birds(right) == {"magpie"}
+    assert await birds(later) == {"heron", "osprey"}
+    assert await birds(root) == set()
+
+
+async def test_siblings_share_what_they_share(store, world, postgres_url):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 5)
+    leaves = [(await said(world, conversation, path[-1], f"way {n}", "yes"))[1] for n in range(3)]
+    await index(store, branch_of(conversation, path[-1]), *(branch_of(conversation, leaf) for leaf in leaves))
+    [(messages,)] = await rows(postgres_url, "SELECT sum(cardinality(message_ids)) FROM recall_chunks")
+    assert messages == 10 + 3 * 2
+
+
+async def test_nobody_finds_what_another_user_said(store, world):
+    """L10."""
+    conversation = await world.conversation(ALICE)
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch)
+    foreign = RecallBranch(user_id=BOB.user_id, conversation_id=conversation.id, through=path[-1])
+    assert await ask(recall_of(store), branch, "question 1")
+    assert await ask(recall_of(store), foreign, "question 1") == ()
+    [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=None)
+    assert await store.recall.passages(BOB.user_id, [(chunk.id, 0)]) == ()
+    assert (await store.recall.gap(foreign, version=VERSION)).message_ids == ()
+    await store.recall.ask(foreign)
+    assert await store.recall.take() is None
+
+
+async def test_nothing_remains_of_a_deleted_conversation(store, world, postgres_url, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    await index(store, branch_of(conversation, path[-1]), embedder=embedder)
+    indexer_of(store).soon(branch_of(conversation, path[-1]))
+    await store.recall.ask(branch_of(conversation, path[-1]))
+    await store.conversations.delete("alice", conversation.id)
+    for table in ("recall_chunks", "recall_due"):
+        assert await rows(postgres_url, f"SELECT * FROM {table}") == []
+
+
+async def test_a_conversation_that_is_deleted_while_it_is_indexed_leaves_nothing(store, world, postgres_url, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    embedder.may_go.clear()
+    indexing = asyncio.create_task(index(store, branch, embedder=embedder))
+    while not await store.recall.chunks(branch, version=VERSION, embedder=None):
+        await asyncio.sleep(0.01)
+    await store.conversations.delete("alice", conversation.id)
+    embedder.may_go.set()
+    await indexing
+    assert await rows(postgres_url, "SELECT * FROM recall_chunks") == []
+
+
+async def test_indexing_again_changes_nothing(store, world, postgres_url, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 4)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    before = await rows(postgres_url, "SELECT * FROM recall_chunks")
+    made = len(embedder.texts)
+    await index(store, branch, embedder=embedder)
+    assert await rows(postgres_url, "SELECT * FROM recall_chunks") == before
+    assert len(embedder.texts) == made == 8
+
+
+async def test_two_workers_share_the_work_and_do_none_twice(store, world, postgres_url):
+    conversations = [await world.conversation() for _ in range(4)]
+    embedders = [Letters(), Letters()]
+    branches = []
+    for conversation in conversations:
+        path = await world.turns(conversation, 3)
+        branches += [branch_of(conversation, path[-1]), branch_of(conversation, path[-3])]
+    for branch in branches:
+        await store.recall.ask(branch)
+    await asyncio.gather(*(index(store, embedder=embedder) for embedder in embedders))
+    texts = [text for embedder in embedders for text in embedder.texts]
+    assert len(texts) == 4 * 6
+    [(messages,)] = await rows(postgres_url, "SELECT sum(cardinality(message_ids)) FROM recall_chunks")
+    assert messages == 4 * 6
+    assert await store.recall.take() is None
+
+
+async def test_the_same_work_done_at_once_has_the_same_result(store, world, postgres_url):
+    """A worker that was held up for longer than it may hold a conversation."""
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 30)
+    branch = branch_of(conversation, path[-1])
+
+    async def work():
+        await store.recall.ask(branch)
+        indexer = indexer_of(store)
+        due = await store.recall.take()
+        await rows_committed(postgres_url, "UPDATE recall_due SET due_at = now()")
+        if due is not None:
+            await indexer._words(branch, due)
+            await store.recall.done(due)
+
+    await asyncio.gather(*(work() for _ in range(6)))
+    chunks = await store.recall.chunks(branch, version=VERSION, embedder=None)
+    assert sum(chunk.passages for chunk in chunks) == 60
+    found = await ask(recall_of(store, most=100), branch, "question 3 answer 3", budget_tokens=10_000)
+    assert len({turn.message_ids for turn in found}) == len(found)
+
+
+async def rows_committed(postgres_url, statement):
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+        await connection.execute(statement)
+
+
+async def test_what_a_dead_worker_had_taken_is_taken_again(store, world, postgres_url):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    await store.recall.ask(branch_of(conversation, path[-1]))
+    assert await store.recall.take() is not None
+    assert await store.recall.take() is None
+    await rows_committed(postgres_url, "UPDATE recall_due SET due_at = due_at - interval '61 seconds'")
+    await index(store)
+    assert await ask(recall_of(store), branch_of(conversation, path[-1]), "question 1")
+
+
+async def test_what_is_asked_for_while_it_is_indexed_is_not_forgotten(store, world):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    await store.recall.ask(branch_of(conversation, path[1]))
+    due = await store.recall.take()
+    await store.recall.ask(branch_of(conversation, path[-1]))
+    await store.recall.done(due)
+    rest = await store.recall.take()
+    assert rest.through_message_ids == (path[-1],)
+
+
+async def test_without_vectors_words_decide_and_the_vectors_are_made_up_for(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch)
+    recall = recall_of(store, embedder)
+    assert (await ask(recall, branch, "question 1"))[0].text == "User: question 1"
+    await recall._indexer.step()
+    [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=embedder.name)
+    assert chunk.vectors is not None
+
+
+async def test_vectors_of_another_model_are_not_compared(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    other = Letters("other")
+    [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=other.name)
+    assert chunk.vectors is None
+    recall = recall_of(store, other)
+    assert await ask(recall, branch, "question 1")
+    await recall._indexer.step()
+    [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=other.name)
+    assert chunk.vectors is not None
+
+
+async def test_a_question_does_not_wait_for_a_model_that_loads(store, world, embedder, monkeypatch):
+    monkeypatch.setattr(recall_module, "VECTOR_S", 0.05)
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    embedder.may_go.clear()
+    assert (await ask(recall_of(store, embedder), branch, "question 1"))[0].text == "User: question 1"
+
+
+@pytest.mark.parametrize("broken", ["embedder", "store"])
+async def test_trouble_is_never_the_replys(store, world, embedder, broken, monkeypatch):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    if broken == "embedder":
+        embedder.error = EngineUnavailable("gone")
+        assert (await ask(recall_of(store, embedder), branch, "question 1"))[0].text == "User: question 1"
+    else:
+        monkeypatch.setattr(recall_module, "DEADLINE_S", 0.05)
+        async with await psycopg.AsyncConnection.connect(store._database._url) as connection:
+            await connection.execute("LOCK TABLE recall_chunks")
+            assert await ask(recall_of(store, embedder), branch, "question 1") == ()
+
+
+async def test_a_broken_model_leaves_the_words_and_is_not_tried_all_the_time(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    embedder.error = EngineUnavailable("not installed")
+    indexer = indexer_of(store, embedder)
+    indexer.soon(branch)
+    assert await indexer.step()
+    assert not await indexer.step()
+    assert await ask(recall_of(store), branch, "question 1")
+
+
+async def test_what_is_not_indexed_yet_is_asked_for_by_the_first_question(store, world):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 6)
+    await index(store, branch_of(conversation, path[5]))
+    recall = recall_of(store)
+    branch = branch_of(conversation, path[-1])
+    assert "User: question 5" not in {turn.text for turn in await ask(recall, branch, "question 5")}
+    await recall._indexer.step()
+    assert (await ask(recall, branch, "question 5"))[0].text == "User: question 5"
+
+
+async def test_what_is_quoted_fits_and_pinned_messages_are_not_quoted(store, world, postgres_url):
+    conversation = await world.conversation()
+    long = " ".join(f"The answer number {n} is a sentence about herons." for n in range(200))
+    user_id, _ = await said(world, conversation, None, "herons herons", "ok")
+    _, leaf = await said(world, conversation, user_id and (await head(store, conversation)), "tell me", long)
+    await rows_committed(postgres_url, f"UPDATE messages SET pinned = true WHERE id = '{user_id}'")
+    branch = branch_of(conversation, leaf)
+    await index(store, branch)
+    for budget in (0, 30, 300, 1000):
+        found = await ask(recall_of(store, most=4), branch, "herons sentence", budget_tokens=budget)
+        assert sum(turn.tokens for turn in found) <= budget
+        assert len(found) <= 4
+        assert all(len(turn.text) < 900 and turn.message_ids != (user_id,) for turn in found)
+    assert found
+
+
+async def head(store, conversation):
+    return (await store.conversations.get("alice", conversation.id)).head_message_id
