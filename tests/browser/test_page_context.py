@@ -84,7 +84,10 @@ async def test_a_summary_that_changed_meanwhile_is_shown_beside_the_text_that_wa
 @pytest.mark.parametrize("count", [60, 400])  # all drawn; only those near the viewport
 async def test_a_chip_leads_to_the_recalled_turn_however_far_up_it_is(visit, count):
     tab = await visit()
-    folded = Folded(tab, texts_of(count), count - 21, {count - 1: [8, 20]})
+    texts = texts_of(count)
+    # Not as tall as it looks: where the rows below it are is known only when it is drawn.
+    texts[7] = "Links.\n\n" + "".join(f"[{number}]: https://example.org/{number}\n" for number in range(60))
+    folded = Folded(tab, texts, count - 21, {count - 1: [8, 20]})
     await folded.open()
     chips = tab.reply.get_by_role("group", name="What this reply rests on")
     await expect(chips.get_by_role("button")).to_have_count(2)  # a turn each, not a message each
