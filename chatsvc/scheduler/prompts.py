@@ -106,7 +106,7 @@ class Prompts:
         if engine is None:
             return
         try:
-            window, tokens = _window(engine), len(await engine.encode(system_prompt))
+            window, tokens = engine.limits.most, len(await engine.encode(system_prompt))
         except EngineUnavailable:
             return  # what cannot be counted now is refused with the message it leaves no room for
         check_system(tokens, window)
@@ -168,7 +168,7 @@ class _Making:
         bare = assemble(_material(wanted, self._tail, bare=True))
         config = self._prompts.config
         budget = split(
-            window=_window(engine),
+            window=engine.limits.most,
             system_tokens=await self._count(bare.system),
             requested=wanted.max_tokens,
             recall_tokens=config.recall_tokens,
@@ -383,9 +383,3 @@ def _question_apart(wanted: Wanted) -> tuple[Branch, Branch]:
         return branch, ()
     place = next((n for n in reversed(range(len(branch))) if branch[n].role is Role.USER), len(branch))
     return branch[:place], branch[place:]
-
-
-def _window(engine: Engine) -> int:
-    """Most tokens of prompt and reply together."""
-    limits = engine.limits
-    return limits.window if limits.kv_tokens is None else min(limits.window, limits.kv_tokens)
