@@ -42,6 +42,14 @@ class ServiceCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.output * output_tokens
 
 
+class Shortage(StrEnum):
+    """What there is too little of for one more reply."""
+
+    PLACES = "places"
+    BUDGET = "budget"
+    QUEUE = "queue"
+
+
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Weight and limits of a class of users."""
 
@@ -62,6 +70,20 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting for so many seconds counts as too long: if it lasts, something is given up (``[degradation]``)."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60
     """When that has come so far, what could only begin later than so many seconds after it came is refused."""
+
+    def shortage(self, *, open_used: int, used: float, charge: float, waiting: int, must_wait: bool) -> Shortage | None:
+        """What a user lacks for one more reply that is expected to cost ``charge``; None: it may come.
+
+        ``store.allowances.MAY`` says the same in SQL, where the rows are. The first request on an untouched budget may
+        cost more than all of it, or some could never be made.
+        """
+        if open_used >= self.max_open_replies:
+            return Shortage.PLACES
+        if self.budget and used and used + charge > self.budget:
+            return Shortage.BUDGET
+        if must_wait and waiting >= self.max_queued:
+            return Shortage.QUEUE
+        return None
 
 
 class Principal(msgspec.Struct, frozen=True):

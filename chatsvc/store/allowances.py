@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from chatsvc.errors import QueueFull, QuotaExceeded, TooManyReplies
-from chatsvc.limits import Allowance, ServiceCost, Tier, Usage
+from chatsvc.limits import Allowance, ServiceCost, Shortage, Tier, Usage
 from chatsvc.run import RunKind
 from chatsvc.store.pool import Connection, Database, Row, fetch
 from chatsvc.store.records import statement
@@ -46,7 +46,7 @@ STANDING: Final = """
         ) AS spent
     )
 """
-# The first request on an untouched budget may cost more than all of it, or some could never be made.
+# What ``Tier.shortage`` says, in one statement with the writing.
 MAY: Final = """
     standing.open_used < %(max_open)s
     AND (%(budget)s = 0 OR standing.units + standing.expected + %(charge)s <= %(budget)s
@@ -167,14 +167,21 @@ async def refuse(connection: Connection, params: dict[str, Any], tier: Tier) -> 
     """Say what there is too little of, if it is that. Raises ``TooManyReplies``, ``QuotaExceeded``, ``QueueFull``."""
     [row] = await fetch(connection, _STANDING, params)
     allowance = allowance_of(row, tier)
-    if row["open_used"] >= params["max_open"]:
+    lacks = tier.shortage(
+        open_used=row["open_used"],
+        used=row["units"] + row["expected"],
+        charge=params["charge"],
+        waiting=row["waiting"],
+        must_wait=params["owner"] is None,
+    )
+    if lacks is Shortage.PLACES:
         raise TooManyReplies(
             f"{row['open_used']} replies are open, and {params['max_open']} are allowed. Wait for one, or stop one.",
             allowance=allowance,
             open=[each["id"] for each in await fetch(connection, _OPEN, params)],
         )
-    used, budget, charge = row["units"] + row["expected"], params["budget"], params["charge"]
-    if budget and used and used + charge > budget:
+    if lacks is Shortage.BUDGET:
+        used, budget, charge = row["units"] + row["expected"], params["budget"], params["charge"]
         steps = [(each["free_at"], each["units"]) for each in await fetch(connection, _STEPS, params)]
         [now] = [each["now"] for each in await fetch(connection, "SELECT clock_timestamp() AS now")]
         at = covered_at(steps, expected=row["expected"], charge=charge, budget=budget)
@@ -191,7 +198,7 @@ async def refuse(connection: Connection, params: dict[str, Any], tier: Tier) -> 
             cost=math.ceil(charge),
             refills_at=at,
         )
-    if params["owner"] is None and row["waiting"] >= params["max_queued"]:
+    if lacks is Shortage.QUEUE:
         raise QueueFull(
             f"{params['max_queued']} replies of your tier are waiting, and no more may. Try again shortly.",
             waiting=row["waiting"],

@@ -1,6 +1,7 @@
 """What users have left: charged is what was delivered, on every kind of end, on any replica, and nothing leaks."""
 
 import asyncio
+import itertools
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,7 +14,7 @@ from store_world import ALICE, BOB, MANY, World, checkpoint, complete, failed, s
 from chatsvc.errors import QueueFull, QuotaExceeded, TooManyReplies
 from chatsvc.limits import Allowance, Principal, TierName, Usage
 from chatsvc.store import open_store
-from chatsvc.store.allowances import covered_at
+from chatsvc.store.allowances import MAY, covered_at, tier_params
 
 BUDGET = msgspec.structs.replace(MANY, budget=1_000, budget_window_s=3_600)
 
@@ -189,6 +190,26 @@ async def test_a_full_line_takes_no_more_of_its_tier_and_whoever_need_not_wait_m
         await ask(free[2])
     assert (await ask(ALICE)).created  # of another tier
     assert (await ask(free[3], owner="worker-1")).created
+
+
+async def test_what_the_statement_takes_and_what_the_rule_takes_are_the_same(postgres_url):
+    asked = ("open_used", "used", "charge", "waiting")
+    cases = [
+        (*numbers, budget, owner)
+        for numbers in itertools.product((1, 2, 3), (0, 400, 1000), (0, 600, 601, 5000), (0, 4, 5))
+        for budget in (0, 1000)
+        for owner in (None, "w")
+    ]
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        for *numbers, budget, owner in cases:
+            tier = msgspec.structs.replace(MANY, max_open_replies=3, budget=budget, max_queued=5)
+            state = dict(zip(asked, numbers, strict=True))
+            # Half of what was used is still open.
+            row = "(SELECT %(open_used)s AS open_used, %(used)s / 2.0 AS units, %(used)s / 2.0 AS expected,"
+            sql = f"SELECT {MAY} FROM {row} %(waiting)s AS waiting) AS standing"
+            cursor = await connection.execute(sql, tier_params(tier) | state | {"owner": owner})
+            [taken] = await cursor.fetchone()
+            assert taken is (tier.shortage(**state, must_wait=owner is None) is None), (state, budget, owner)
 
 
 async def test_what_lies_in_no_window_is_forgotten(world, store, postgres_url):
