@@ -208,6 +208,8 @@ class ContextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """When a summary could not be made, the same turns are not tried again for so many seconds."""
     recall_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """Most tokens of old turns that are quoted for a new question; 0: none."""
+    memory_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
+    """Most tokens of a user's memories in a prompt, at most an eighth of the window; 0: none are shown."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

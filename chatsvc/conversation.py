@@ -55,6 +55,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     temporary: bool
     created_at: datetime
     updated_at: datetime
+    memory: tuple[str, ...] = ()
+    """What its owner wants to be known in it; only where it is read for a prompt."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a user wants to be known in all their conversations; ``text`` is one line."""
+
+    id: str
+    text: str
+    created_at: datetime
+    updated_at: datetime
 
 
 Branch = tuple[Message, ...]

@@ -97,6 +97,14 @@ class SystemPromptTooLong(InvalidInput):
     status = 422
 
 
+class MemoryFull(InvalidInput):
+    """More than is kept for one user. ``extra`` has the numbers."""
+
+    code = "memory_full"
+    title = "There is no room for this memory"
+    status = 422
+
+
 class SummaryEmpty(InvalidInput):
     """A summary that says nothing cannot stand for anything."""
 

@@ -48,6 +48,11 @@ def new_summary_id() -> str:
     return f"sum_{uuid7_hex()}"
 
 
+def new_memory_id() -> str:
+    """``mem_`` and a UUIDv7."""
+    return f"mem_{uuid7_hex()}"
+
+
 def new_fold_id() -> str:
     """``fold_`` and a UUIDv7: the run that writes a summary. No route takes it."""
     return f"fold_{uuid7_hex()}"

@@ -16,6 +16,7 @@ from chatsvc.api.conversations import ConversationController, MessageController
 from chatsvc.api.door import Door
 from chatsvc.api.errors import HANDLERS
 from chatsvc.api.health import health_routes
+from chatsvc.api.memories import MemoryController
 from chatsvc.api.metrics import create_registry
 from chatsvc.api.models import ModelController
 from chatsvc.api.openapi import complete, openapi_config
@@ -69,6 +70,7 @@ async def create_api(
             MessageController,
             ResponseController,
             MeController,
+            MemoryController,
             ModelController,
         ]
         handlers += page_routes(load_assets(web_dist, base_path))

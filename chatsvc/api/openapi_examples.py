@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+MEMORY_ID: Final = "mem_0199c1a2b3c97d5e8f708192a3b4c5d6"
 CONVERSATION_ID: Final = "conv_0199c1a2b3c47d5e8f708192a3b4c5d6"
 QUESTION_ID: Final = "msg_0199c1a2b3c57d5e8f708192a3b4c5d6"
 REPLY_ID: Final = "msg_0199c1a2b3c67d5e8f708192a3b4c5d6"
@@ -74,6 +75,19 @@ _summary: Final = {
     "created_at": _MADE,
 }
 
+_memory: Final = {"id": MEMORY_ID, "text": "I live in Lisbon.", "created_at": _MADE, "updated_at": _MADE}
+_me: Final[dict[str, Any]] = {
+    "user": {"id": "ada"},
+    "tier": "free",
+    "usage": {"since": _MADE, "prompt_tokens": 1200, "cached_tokens": 800, "output_tokens": 950},
+    "quota": {
+        "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID]},
+        "budget": {"limit": 1_000_000, "used": 4_150, "left": 995_850},
+        "refills_at": _MADE,
+    },
+    "memory": False,
+}
+
 ANSWERS: Final[dict[str, Any]] = {
     "createConversation": {**_conversation, "title": None, "head_message_id": None},
     "listConversations": {"data": [_conversation], "next_cursor": None},
@@ -125,16 +139,11 @@ ANSWERS: Final[dict[str, Any]] = {
     },
     "pinMessage": {**_question, "pinned": True},
     "stopResponse": {"status": "streaming"},
-    "getMe": {
-        "user": {"id": "ada"},
-        "tier": "free",
-        "usage": {"since": _MADE, "prompt_tokens": 1200, "cached_tokens": 800, "output_tokens": 950},
-        "quota": {
-            "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID]},
-            "budget": {"limit": 1_000_000, "used": 4_150, "left": 995_850},
-            "refills_at": _MADE,
-        },
-    },
+    "getMe": _me,
+    "updateMe": {**_me, "memory": True},
+    "listMemories": {"data": [_memory]},
+    "addMemory": _memory,
+    "changeMemory": {**_memory, "text": "I live in Porto."},
     "listModels": {
         "object": "list",
         "data": [

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from litestar import Controller, get, post
+from litestar import Controller, get, patch, post
 
 from chatsvc.api.context import ContextOut, context_out
 from chatsvc.api.conversations import plausible
 from chatsvc.api.schemas import (
     MeOut,
     OpenReplies,
+    PatchMe,
     QuotaOut,
     ResponseOut,
     StopOut,
@@ -21,6 +22,7 @@ from chatsvc.api.schemas import (
     response_out,
 )
 from chatsvc.api.stream_token import StreamTokens
+from chatsvc.api.strict_json import StrictJson
 from chatsvc.clock import Clock
 from chatsvc.config import Config
 from chatsvc.errors import NotFound
@@ -66,11 +68,17 @@ class MeController(Controller):
     """``/v1/me``."""
 
     path = "/v1/me"
+    dto = StrictJson
+    return_dto = None
     tags = ("me",)
 
     @get(operation_id="getMe", summary="Who am I, and what is left")
     async def me(self, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
         """The caller, their tier, what they used in the last day, and what they may still start."""
+        return await self._me(principal, store, config, clock)
+
+    @staticmethod
+    async def _me(principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
         since = clock.now() - USAGE_PERIOD
         usage = await store.allowances.usage(principal.user_id, since)
         open_ids = [run.id for run in await store.runs.open_runs(principal.user_id)]
@@ -85,4 +93,13 @@ class MeController(Controller):
                 budget_out(allowance),
                 refills_at=allowance.refills_at,
             ),
+            memory=await store.memories.enabled(principal.user_id),
         )
+
+    @patch(operation_id="updateMe", summary="Turn memory on or off")
+    async def change(self, data: PatchMe, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
+        """On: memories are shown to the model in conversations that begin from now on, and in others after their next
+        summary. Off, as it is at first: at once, nowhere. The memories themselves are kept.
+        """
+        await store.memories.enable(principal, enabled=data.memory)
+        return await self._me(principal, store, config, clock)

@@ -249,6 +249,12 @@ class UsageOut(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
+class PatchMe(Body, frozen=True, kw_only=True):
+    """``PATCH /v1/me``."""
+
+    memory: Annotated[bool, Meta(description="Whether your memories are shown to the model.", examples=[True])]
+
+
 class MeOut(msgspec.Struct, frozen=True):
     """``GET /v1/me``."""
 
@@ -256,6 +262,8 @@ class MeOut(msgspec.Struct, frozen=True):
     tier: str
     usage: UsageOut
     quota: QuotaOut
+    memory: bool
+    """Whether the user's memories are shown to the model."""
 
 
 def budget_out(allowance: Allowance) -> BudgetOut | None:

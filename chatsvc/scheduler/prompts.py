@@ -23,6 +23,7 @@ from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.prompt import ChatMessage, ContextReport, Prompt, PromptParts, RecalledTurn, SummaryUsed
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
+from chatsvc.scheduler.remembered import fitting
 
 _NEAR: Final = 1.3
 """A guess that is further than this from fitting is believed without rendering it."""
@@ -68,6 +69,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     history_share: float = 1.0
     """How much of the history's budget may be used, 0-1."""
     memory: str | None = None
+    """As much of the conversation's memory as fits; chosen here."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +167,8 @@ class _Making:
     async def prepared(self) -> Prepared:
         wanted, engine = self._wanted, self._engine
         self._overhead = await self._prompts.overhead(wanted.model, engine)
+        memory = await fitting(engine, wanted.conversation.memory, self._prompts.config.memory_tokens)
+        wanted = self._wanted = msgspec.structs.replace(wanted, memory=memory)
         bare = assemble(_material(wanted, self._tail, bare=True))
         config = self._prompts.config
         budget = split(

@@ -22,6 +22,7 @@ from chatsvc.limits import ServiceCost
 from chatsvc.store.allowances import Allowances
 from chatsvc.store.conversations import Conversations
 from chatsvc.store.deleted import DeletedRuns
+from chatsvc.store.memories import Memories
 from chatsvc.store.pool import Database
 from chatsvc.store.recall import NewChunk, RecallBranch, RecallDue, RecallIndex, StoredChunk, StoredPassage
 from chatsvc.store.records import (
@@ -84,6 +85,7 @@ class Store:
         self.summaries = Summaries(database, cost)
         self.recall = RecallIndex(database)
         self.deleted_runs = DeletedRuns(database)
+        self.memories = Memories(database)
         self.workers = Workers(leases)
         self.secrets = Secrets(database)
         self.signals = signals

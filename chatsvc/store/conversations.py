@@ -16,6 +16,7 @@ from chatsvc.conversation import Branch, BranchView, Conversation, Message
 from chatsvc.errors import InvalidCursor, NotFound, UnknownParent
 from chatsvc.events import clean_text
 from chatsvc.limits import Principal
+from chatsvc.store.memories import AS_OF, SHOWN
 from chatsvc.store.pool import Connection, Database, Row, fetch
 from chatsvc.store.records import (
     ConversationPatch,
@@ -32,14 +33,19 @@ from chatsvc.store.signals import NOTIFY
 from chatsvc.store.users import TOUCH
 from chatsvc.store.views import VIEW, view_of
 
-_CREATE: Final = statement("""
-    INSERT INTO conversations AS c (id, user_id, title, system_prompt, model, temporary)
-    VALUES (%(id)s, %(user_id)s, %(title)s, %(system_prompt)s, %(model)s, %(temporary)s)
-    RETURNING {conversation:c}
-""")
-GET_CONVERSATION: Final = statement("""
-    SELECT {conversation:c} FROM conversations c WHERE c.id = %(id)s AND c.user_id = %(user_id)s
-""")
+_CREATE: Final = statement(
+    """
+    INSERT INTO conversations AS c (id, user_id, title, system_prompt, model, temporary, memory_as_of)
+    VALUES (%(id)s, %(user_id)s, %(title)s, %(system_prompt)s, %(model)s, %(temporary)s,
+    """,
+    AS_OF.format(temporary="%(temporary)s", user_id="%(user_id)s"),
+    """
+    ) RETURNING {conversation:c}
+    """,
+)
+GET_CONVERSATION: Final = statement(
+    "SELECT {conversation:c},", SHOWN, "FROM conversations c WHERE c.id = %(id)s AND c.user_id = %(user_id)s"
+)
 _LIST: Final = statement("""
     SELECT {conversation:c} FROM conversations c
     WHERE c.user_id = %(user_id)s AND NOT c.temporary

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from chatsvc.conversation import BranchView, Conversation, Message, Summary
+from chatsvc.conversation import BranchView, Conversation, Memory, Message, Summary
 from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
 from chatsvc.limits import Allowance, Principal, Tier, TierName, Usage
@@ -197,9 +197,10 @@ class Signal(msgspec.Struct, frozen=True):
 _BAD_CURSOR: Final = "The cursor is not one that this list gave out."
 _USAGE: Final = ("prompt_tokens", "cached_tokens", "output_tokens")
 _COLUMNS: Final = {
-    "conversation": Conversation.__struct_fields__,
+    "conversation": tuple(name for name in Conversation.__struct_fields__ if name != "memory"),
     "message": Message.__struct_fields__,
     "summary": Summary.__struct_fields__,
+    "memory": Memory.__struct_fields__,
     "run": (*(name for name in Run.__struct_fields__ if name != "usage"), *_USAGE),
 }
 
@@ -226,6 +227,11 @@ def message_of(row: dict[str, Any]) -> Message:
 def summary_of(row: dict[str, Any]) -> Summary:
     """A row with the columns ``{summary:…}``."""
     return msgspec.convert(row, Summary)
+
+
+def memory_of(row: dict[str, Any]) -> Memory:
+    """A row with the columns ``{memory:…}``."""
+    return msgspec.convert(row, Memory)
 
 
 def run_of(row: dict[str, Any]) -> Run:

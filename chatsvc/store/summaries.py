@@ -20,6 +20,7 @@ from chatsvc.events import clean_text
 from chatsvc.limits import ServiceCost
 from chatsvc.run import Outcome, Run, RunKind, RunStatus
 from chatsvc.store import run_statements as sql
+from chatsvc.store.memories import AS_OF
 from chatsvc.store.pool import Connection, Database, fetch
 from chatsvc.store.records import NewFold, run_of, statement, summary_of
 from chatsvc.store.signals import NOTIFY_QUEUED
@@ -80,6 +81,11 @@ _INSERT: Final = statement("""
         %(text)s, %(tokens)s, %(edited)s, %(model)s)
     RETURNING {summary:s}
 """)
+_REMEMBER: Final = statement(
+    "UPDATE conversations SET memory_as_of =",
+    AS_OF.format(temporary="temporary", user_id="user_id"),
+    "WHERE id = %(conversation_id)s",
+)
 _LEAF: Final = """
     SELECT m.id FROM conversations c JOIN messages m
         ON m.conversation_id = c.id AND m.id = coalesce(%(leaf)s, c.head_message_id)
@@ -162,6 +168,8 @@ class Summaries:
                 await self._finish(connection, run, changed)
                 return Committed.CHANGED
             await fetch(connection, _INSERT, params)
+            # The prompt begins anew here, so what the user wants to be known may too.
+            await fetch(connection, _REMEMBER, params)
             await self._finish(connection, run, outcome)
             return Committed.YES
 
