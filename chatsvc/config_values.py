@@ -78,7 +78,7 @@ def _range(kind: Any) -> str:
     if kind.ge is not None and kind.le is not None:
         return f" from {kind.ge} to {kind.le}"
     bounds = ((kind.ge, "of at least"), (kind.gt, "above"), (kind.le, "of at most"), (kind.lt, "below"))
-    return "".join(f" {word} {bound:g}" for bound, word in bounds if bound is not None)
+    return "".join(f" {word} {bound:.12g}" for bound, word in bounds if bound is not None)
 
 
 def _choice(values: list[Any]) -> str:

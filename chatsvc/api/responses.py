@@ -18,6 +18,7 @@ from chatsvc.api.schemas import (
     StopOut,
     UsageOut,
     UserOut,
+    WaitingReply,
     budget_out,
     response_out,
 )
@@ -73,15 +74,23 @@ class MeController(Controller):
     tags = ("me",)
 
     @get(operation_id="getMe", summary="Who am I, and what is left")
+<<<<<<< ours
     async def me(self, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
         """The caller, their tier, what they used in the last day, and what they may still start."""
         return await self._me(principal, store, config, clock)
 
     @staticmethod
     async def _me(principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
+=======
+    async def me(self, principal: Principal, store: Store, scheduler: Scheduler, config: Config, clock: Clock) -> MeOut:
+        """The caller, their tier, what they used in the last day, what they may still start, and what waits."""
+>>>>>>> theirs
         since = clock.now() - USAGE_PERIOD
         usage = await store.allowances.usage(principal.user_id, since)
-        open_ids = [run.id for run in await store.runs.open_runs(principal.user_id)]
+        open_runs = await store.runs.open_runs(principal.user_id)
+        open_ids = [run.id for run in open_runs]
+        places = await scheduler.places(open_runs)
+        waiting = [WaitingReply(run_id, place.position, place.eta_s) for run_id, place in places.items()]
         allowance = await store.allowances.allowance(principal.user_id, config.tiers[principal.tier])
         limit = allowance.open_limit
         return MeOut(
@@ -89,7 +98,7 @@ class MeController(Controller):
             tier=principal.tier.value,
             usage=UsageOut(since, usage.prompt_tokens, usage.cached_tokens, usage.output_tokens),
             quota=QuotaOut(
-                OpenReplies(limit, len(open_ids), max(0, limit - len(open_ids)), open_ids),
+                OpenReplies(limit, len(open_ids), max(0, limit - len(open_ids)), open_ids, waiting),
                 budget_out(allowance),
                 refills_at=allowance.refills_at,
             ),

@@ -213,13 +213,22 @@ class UserOut(msgspec.Struct, frozen=True):
     id: str
 
 
+class WaitingReply(msgspec.Struct, frozen=True):
+    """Where a reply stands that waits for its turn: 1 is next. ``eta_s``: expected seconds; null: not known yet."""
+
+    response_id: str
+    queue_position: int
+    eta_s: float | None
+
+
 class OpenReplies(msgspec.Struct, frozen=True):
-    """How many replies may be open at once, and which are."""
+    """How many replies may be open at once, which are, and where those stand that wait."""
 
     limit: int
     used: int
     left: int
     response_ids: list[str]
+    waiting: list[WaitingReply]
 
 
 class BudgetOut(msgspec.Struct, frozen=True):

@@ -55,6 +55,10 @@ class Positions:
         """The run's position now; None when it is not queued any more. Raises ``StoreUnavailable``."""
         return (await self._look([run])).get(run.id)
 
+    async def of_all(self, runs: Collection[Run]) -> dict[str, Queued]:
+        """The positions of those of the runs that are queued, by id. Raises ``StoreUnavailable``."""
+        return await self._look(runs)
+
     async def run(self) -> None:
         """Refresh until cancelled."""
         while True:

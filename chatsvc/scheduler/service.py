@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -194,6 +194,11 @@ class Scheduler:
     async def position(self, run: Run) -> Queued | None:
         """Where a queued run stands; None when it does not wait."""
         return None if run.status is not RunStatus.QUEUED else await self.positions.of(run)
+
+    async def places(self, runs: Sequence[Run]) -> Mapping[str, Queued]:
+        """Where those of the runs stand that wait, by id."""
+        queued = [run for run in runs if run.status is RunStatus.QUEUED]
+        return await self.positions.of_all(queued) if queued else {}
 
     def running(self, response_id: str) -> Run | None:
         """The run, as it was claimed, if this process works on it."""

@@ -141,12 +141,17 @@ async def test_a_reply_stopped_in_the_queue_ends_at_once_and_never_runs(start_se
 
 
 async def test_the_queue_tells_position_while_waiting(start_server, client):
-    api = Api(client, start_server("scripted:?tokens_per_s=20&tokens=30&slots=1").base_url)
+    api = Api(client, start_server("scripted:?tokens_per_s=20&tokens=50&slots=1").base_url)
     await api.start()
     second, third = await api.start(), await api.start()
     assert (second["queue_position"], third["queue_position"]) == (1, 2)
+    waiting = (await api.call("GET", "/v1/me")).json()["quota"]["open_replies"]["waiting"]
+    assert [(each["response_id"], each["queue_position"]) for each in waiting] == [
+        (second["response_id"], 1),
+        (third["response_id"], 2),
+    ]
     rendered = await read_to_the_end(client, api.stream_url(third))
     positions = [event.data["position"] for event in rendered.of("queued")]
-    assert positions[:2] == [2, 1]
+    assert list(dict.fromkeys(positions)) == [2, 1]
     assert all(event.id is None for event in rendered.of("queued"))
     assert await one_end(api, second) == "complete"

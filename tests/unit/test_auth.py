@@ -1,8 +1,9 @@
 """Identity from a proxy: believed from trusted peers only, read anew each time, never ambiguous (L10)."""
 
 import pytest
+import structlog
 
-from chatsvc.api.auth import LOCAL_USER, create_authenticator
+from chatsvc.api.auth import LOCAL_USER, MAX_REMEMBERED_TIERS, create_authenticator
 from chatsvc.config import AuthConfig, AuthMode
 from chatsvc.errors import NotAuthenticated
 from chatsvc.limits import Principal, TierName
@@ -50,6 +51,20 @@ def test_two_tiers_are_refused(proxy):
 @pytest.mark.parametrize(("value", "tier"), [(b"PRO", TierName.PRO), (b"gold", TierName.FREE), (b"", TierName.FREE)])
 def test_an_unknown_or_missing_tier_is_free(proxy, value, tier):
     assert proxy.authenticate("127.0.0.1", [(USER, b"ada"), (TIER, value)]).tier is tier
+
+
+def test_an_unknown_tier_is_logged_once_however_often_it_comes(proxy):
+    with structlog.testing.capture_logs() as logged:
+        for tier in (b"gold", b"gold", b"gold", b"platinum", b"gold", b"", b"free"):
+            proxy.authenticate("127.0.0.1", [(USER, b"ada"), (TIER, tier)])
+    assert [(line["log_level"], line["tier"]) for line in logged] == [("warning", "gold"), ("warning", "platinum")]
+
+
+def test_a_proxy_that_makes_up_tiers_without_end_does_not_fill_memory_or_log(proxy):
+    with structlog.testing.capture_logs() as logged:
+        for number in range(10 * MAX_REMEMBERED_TIERS):
+            proxy.authenticate("127.0.0.1", [(USER, b"ada"), (TIER, b"tier %d" % number)])
+    assert len(logged) == MAX_REMEMBERED_TIERS
 
 
 def test_other_header_names_can_be_configured():

@@ -126,6 +126,47 @@ def test_every_fault_of_file_and_environment_is_said_in_one_go(tmp_path):
     assert len(problems) == 7
 
 
+def test_all_that_is_wrong_with_tiers_and_degradation_is_said_at_once(tmp_path):
+    problems = problems_of(
+        from_file,
+        tmp_path,
+        """
+        [tiers.gold]
+        weight = 32
+        [tiers.pro]
+        weight = ""
+        [tiers.plus]
+        weight = 0
+        max_open_replies = -3
+        [tiers.free]
+        max_queued = 1_000_000_000
+        deadline_s = 2
+        [degradation]
+        enabled = "perhaps"
+        [models.large]
+        engine = "scripted:"
+        default = true
+        degrade_to = "large"
+        [models.other]
+        engine = "scripted:"
+        degrade_to = "small"
+        """,
+    )
+    for part in (
+        "[tiers] gold: there is no such key",
+        "[tiers.pro] weight",
+        "[tiers.plus] weight",
+        "[tiers.plus] max_open_replies",
+        "[tiers.free] max_queued",
+        "[tiers.free] deadline_s",
+        "[degradation] enabled",
+        "[models.large] degrade_to: must name another model",
+        '[models.other] degrade_to: "small" is none of the models here: "large"',
+    ):
+        assert [problem for problem in problems if part in problem], (part, problems)
+    assert len(problems) == 9
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -215,6 +256,20 @@ def test_variables_that_kubernetes_sets_for_a_service_are_recognised(variable, t
         ({"CHATSVC_STREAM_HEARTBEAT_S": "0"}, "a number above 0"),
         ({"CHATSVC_LEASE_RENEW_S": "4"}, "at least twice renew_s"),
         ({"CHATSVC_TIERS_FREE_WEIGHT": "0"}, "a number above 0"),
+        ({"CHATSVC_TIERS_PRO_WEIGHT": "-4"}, "a number above 0"),
+        ({"CHATSVC_TIERS_PRO_WEIGHT": "1e300"}, "of at most 1000000"),
+        ({"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "0"}, "a whole number from 1 to 100000"),
+        ({"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "-1"}, "a whole number from 1 to 100000"),
+        ({"CHATSVC_TIERS_PLUS_BUDGET": "-1"}, "a number from 0 to 1000000000000"),
+        ({"CHATSVC_TIERS_PLUS_BUDGET": "1e15"}, "a number from 0 to 1000000000000"),
+        ({"CHATSVC_TIERS_FREE_BUDGET_WINDOW_S": "1"}, "a number from 300 to 2678400"),
+        ({"CHATSVC_TIERS_FREE_MAX_QUEUED": "0"}, "a whole number from 1 to 10000000"),
+        ({"CHATSVC_TIERS_FREE_QUEUE_TARGET_S": "0"}, "a number above 0"),
+        ({"CHATSVC_TIERS_FREE_DEADLINE_S": "5"}, "must be longer than queue_target_s (10 s), not 5 s"),
+        ({"CHATSVC_DEGRADATION_INTERVAL_S": "0"}, "a number from 0.1 to 3600"),
+        ({"CHATSVC_DEGRADATION_HISTORY_SHARE": "1.5"}, "of at most 1"),
+        ({"CHATSVC_DEGRADATION_QUEUE_SHARE": "-0.5"}, "above 0"),
+        ({"CHATSVC_DEGRADATION_MAX_TOKENS": "0"}, "a whole number from 1 to 10000000"),
         ({"CHATSVC_SERVICE_CACHED": "2"}, "must be at most prompt (1), not 2"),
         ({"CHATSVC_SERVICE_OUTPUT": "-3"}, "a number above 0"),
         ({"CHATSVC_AUTH_ALLOW_PUBLIC_WITHOUT_AUTH": "maybe"}, "true or false"),
