@@ -81,7 +81,7 @@ _me: Final[dict[str, Any]] = {
     "tier": "free",
     "usage": {"since": _MADE, "prompt_tokens": 1200, "cached_tokens": 800, "output_tokens": 950},
     "quota": {
-        "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID]},
+        "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID], "waiting": []},
         "budget": {"limit": 1_000_000, "used": 4_150, "left": 995_850},
         "refills_at": _MADE,
     },
@@ -139,24 +139,11 @@ ANSWERS: Final[dict[str, Any]] = {
     },
     "pinMessage": {**_question, "pinned": True},
     "stopResponse": {"status": "streaming"},
-<<<<<<< ours
     "getMe": _me,
     "updateMe": {**_me, "memory": True},
     "listMemories": {"data": [_memory]},
     "addMemory": _memory,
     "changeMemory": {**_memory, "text": "I live in Porto."},
-=======
-    "getMe": {
-        "user": {"id": "ada"},
-        "tier": "free",
-        "usage": {"since": _MADE, "prompt_tokens": 1200, "cached_tokens": 800, "output_tokens": 950},
-        "quota": {
-            "open_replies": {"limit": 3, "used": 1, "left": 2, "response_ids": [RESPONSE_ID], "waiting": []},
-            "budget": {"limit": 1_000_000, "used": 4_150, "left": 995_850},
-            "refills_at": _MADE,
-        },
-    },
->>>>>>> theirs
     "listModels": {
         "object": "list",
         "data": [

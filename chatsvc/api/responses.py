@@ -74,17 +74,12 @@ class MeController(Controller):
     tags = ("me",)
 
     @get(operation_id="getMe", summary="Who am I, and what is left")
-<<<<<<< ours
-    async def me(self, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
-        """The caller, their tier, what they used in the last day, and what they may still start."""
-        return await self._me(principal, store, config, clock)
-
-    @staticmethod
-    async def _me(principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
-=======
     async def me(self, principal: Principal, store: Store, scheduler: Scheduler, config: Config, clock: Clock) -> MeOut:
         """The caller, their tier, what they used in the last day, what they may still start, and what waits."""
->>>>>>> theirs
+        return await self._me(principal, store, scheduler, config, clock)
+
+    @staticmethod
+    async def _me(principal: Principal, store: Store, scheduler: Scheduler, config: Config, clock: Clock) -> MeOut:
         since = clock.now() - USAGE_PERIOD
         usage = await store.allowances.usage(principal.user_id, since)
         open_runs = await store.runs.open_runs(principal.user_id)
@@ -106,9 +101,17 @@ class MeController(Controller):
         )
 
     @patch(operation_id="updateMe", summary="Turn memory on or off")
-    async def change(self, data: PatchMe, principal: Principal, store: Store, config: Config, clock: Clock) -> MeOut:
+    async def change(
+        self,
+        data: PatchMe,
+        principal: Principal,
+        store: Store,
+        scheduler: Scheduler,
+        config: Config,
+        clock: Clock,
+    ) -> MeOut:
         """On: memories are shown to the model in conversations that begin from now on, and in others after their next
         summary. Off, as it is at first: at once, nowhere. The memories themselves are kept.
         """
         await store.memories.enable(principal, enabled=data.memory)
-        return await self._me(principal, store, config, clock)
+        return await self._me(principal, store, scheduler, config, clock)
