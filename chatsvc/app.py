@@ -40,6 +40,7 @@ from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
 from chatsvc.logs import tell
 from chatsvc.scheduler import Scheduler
+from chatsvc.scheduler.shared_state import RedisState
 from chatsvc.store import migrate, open_store
 from chatsvc.streamlog.base import StreamLog
 from chatsvc.streamlog.factory import create_log
@@ -139,6 +140,8 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     stack.push_async_callback(writer.aclose)
     await stack.enter_async_context(_running(hub.run(), "hub"))
     await stack.enter_async_context(_running(writer.run(), "log writer"))
+    scope = await store.workers.service_id()
+    shared = RedisState(redis_url, scope=scope, timeout_s=config.database.timeout_s)
     config, default_model = _named(config)
     engines = await _open_engines(stack, config) if "worker" in config.roles else {}
     clock = SystemClock()
@@ -150,6 +153,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
         default_model=default_model,
         config=config,
         clock=clock,
+        shared=shared,
     )
     stack.push_async_callback(scheduler.aclose)
     await stack.enter_async_context(_running(scheduler.run(), "scheduler"))

@@ -29,6 +29,7 @@ class _PartsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._runs()
+        yield from self._replicas()
         yield from self._readers()
         yield from self._engine_loads()
         yield from self._pressure()
@@ -49,6 +50,24 @@ class _PartsCollector(Collector):
         for (model, kind), count in self._scheduler.tokens.items():
             tokens.add_metric([model, kind], count)
         yield tokens
+
+    def _replicas(self) -> Iterator[Metric]:
+        replicas = self._scheduler.replicas
+        yield GaugeMetricFamily("chatsvc_replicas_known", "Other processes heard of lately.", replicas.known)
+        routed = CounterMetricFamily(
+            "chatsvc_runs_routed", "Replies for which a replica was chosen here, by what decided.", labels=["by"]
+        )
+        for why, count in replicas.routed.items():
+            routed.add_metric([why.value], count)
+        yield routed
+        came = CounterMetricFamily(
+            "chatsvc_runs_came",
+            "Replies begun here: at home here, stolen, or left by a home that is gone.",
+            labels=["how"],
+        )
+        for how, count in replicas.came.items():
+            came.add_metric([how], count)
+        yield came
 
     def _readers(self) -> Iterator[Metric]:
         hub = self._hub

@@ -21,7 +21,10 @@ from chatsvc.scheduler.fold_runner import FoldRunner
 from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.lines import Lines, Meter
 from chatsvc.scheduler.prompts import Prepared
+from chatsvc.scheduler.replicas import Replicas
+from chatsvc.scheduler.routing import Choice
 from chatsvc.scheduler.runner import Runner
+from chatsvc.scheduler.shared_state import Home
 from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -33,10 +36,15 @@ RETRY_S: Final = 0.5
 
 
 class Place:
-    """A slot held for a run while it is being written; ``owner`` None: there was none to be had."""
+    """A slot held for a run while it is being written; ``owner`` None: there was none to be had.
 
-    def __init__(self, owner: str | None) -> None:
+    Then ``choice`` says which replica the run is to wait for, and ``home`` where its conversation's prefix is.
+    """
+
+    def __init__(self, owner: str | None, choice: Choice | None = None, home: Home | None = None) -> None:
         self.owner = owner
+        self.choice = choice
+        self.home = home
         self.taken: Run | None = None
         self.prepared: Prepared | None = None
 
@@ -53,6 +61,7 @@ class Dispatcher:
         *,
         store: Store,
         lines: Lines,
+        replicas: Replicas,
         engines: Mapping[str, Engine],
         runner: Runner,
         folds: Folds,
@@ -62,6 +71,7 @@ class Dispatcher:
         self.worker_id = worker_id
         self._store = store
         self._lines = lines
+        self._replicas = replicas
         self._engines = engines
         self._runner = runner
         self._folds = folds
@@ -74,24 +84,44 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        replicas.wakes(self._work.set)
 
     # What others tell it ------------------------------------------------------------------------------------------
 
     def offer(self, run: WaitingRun) -> None:
-        """A run waits. Called for runs posted here and for those that Postgres notifies of."""
-        if run.id not in self._active and run.id not in self._claiming and self._lines.put(run):
-            self._work.set()
+        """Postgres says that a run waits."""
+        if self._is_new(run.id):
+            self._replicas.overhear(run)
+
+    def post(self, run: WaitingRun, place: Place) -> None:
+        """A run was posted here for which there was no place."""
+        if self._is_new(run.id):
+            self._replicas.post(run, place.choice, place.home)
+
+    async def home(self, conversation_id: str) -> Home | None:
+        """Where a conversation's last turn was served, if it matters and is known."""
+        return await self._replicas.home(conversation_id)
+
+    def _is_new(self, run_id: str) -> bool:
+        return run_id not in self._active and run_id not in self._claiming
 
     @contextlib.contextmanager
-    def place(self, run: WaitingRun) -> Iterator[Place]:
-        """A place for a run that is about to be submitted, if there is one and nobody waits for it.
+    def place(self, run: WaitingRun, home: Home | None = None) -> Iterator[Place]:
+        """A place for a run that is about to be submitted, if it is to be served here, there is one, and nobody waits.
 
         The run is then written as claimed by this worker: with room, a request waits for nothing. A place that is not
         used, because the run came before or was refused, is free again in the end.
         """
-        if self._draining or not self._lines.take_at_once(run):
-            yield Place(None)
-            return
+        with self._replicas.choosing(run, home) as choice:
+            here = choice is None or choice.replica_id == self.worker_id
+            if self._draining or not here or not self._lines.take_at_once(run):
+                yield Place(None, choice, home)
+            else:
+                with self._held(run) as place:
+                    yield place
+
+    @contextlib.contextmanager
+    def _held(self, run: WaitingRun) -> Iterator[Place]:
         place = Place(self.worker_id)
         meter = self._lines.meter(run.model, run.id)
         self._claiming[run.id] = None
@@ -109,7 +139,7 @@ class Dispatcher:
 
     def interrupt(self, run_id: str, why: Interrupt) -> bool:
         """Cut a run short if it is in this process; False when it is not."""
-        self._lines.discard(run_id)
+        self._replicas.discard(run_id)
         active = self._active.get(run_id)
         if run_id in self._claiming:
             # Whether the claim succeeds is not known yet; if it does, the run begins with this.
@@ -192,12 +222,11 @@ class Dispatcher:
             try:
                 before = self._lines.ids()
                 queued = await self._store.runs.queued(limit=SWEEP_LIMIT)
-                for run in queued:
-                    self.offer(waiting(run))
+                await self._replicas.place([waiting(run) for run in queued if self._is_new(run.id)])
                 if len(queued) < SWEEP_LIMIT:
                     # Others have taken these: they would only be proposed in vain.
                     for run_id in before - {run.id for run in queued}:
-                        self._lines.discard(run_id)
+                        self._replicas.discard(run_id)
             except StoreUnavailable as error:
                 _log.warning("sweep of the queue postponed", reason=error.detail)
             with contextlib.suppress(TimeoutError):
@@ -237,6 +266,8 @@ class Dispatcher:
         if why := Interrupt.DRAIN if self._draining and interrupted is None else interrupted:
             active.interrupt(why)
         self._active[run.id] = active
+        meter.claimed()
+        self._replicas.tell_soon()
         self._idle.clear()
         task = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
         self._tasks.add(task)
@@ -264,8 +295,17 @@ class Dispatcher:
             if self._active.get(active.run.id) is active:
                 del self._active[active.run.id]
             active.ended.set()
+            self._replicas.tell_soon()
+            if active.queued_again:
+                self._put_again(active.run)
             self._work.set()
             self._note_idle()
+
+    def _put_again(self, run: Run) -> None:
+        """It is not left to the next sweep. An engine that is well and failed it all the same gets a moment."""
+        is_well = not self._draining and self._lines.slots(run.model) > 0
+        delay_s = RETRY_S * run.attempt if is_well else 0.0
+        asyncio.get_running_loop().call_later(delay_s, self._replicas.post_again, waiting(run))
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly.

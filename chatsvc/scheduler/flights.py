@@ -39,6 +39,9 @@ class Flights:
         self._moved: dict[str, Held] = {}
         self._grown: dict[str, Held] = {}
 
+    def __contains__(self, run_id: str) -> bool:
+        return run_id in self.own or run_id in self._theirs
+
     # Our own ------------------------------------------------------------------------------------------------------
 
     def begin(self, run: WaitingRun) -> None:

@@ -128,7 +128,7 @@ class Line:
             self.queue.put(self.demand(run))
             if len(self.queue) == before:
                 return  # it is under way
-            known = self._waiting[run.id] = _Waits(run, home, cached_tokens, self._clock.monotonic())
+            self._waiting[run.id] = _Waits(run, home, cached_tokens, self._clock.monotonic())
             self.waiting_at[home] += 1
         elif home:
             self.waiting_at[known.home] -= 1
@@ -159,6 +159,10 @@ class Line:
             max_tokens=wanted,
             cached_tokens=min(self.warmth.cached(run.conversation_id), run.prompt_tokens),
         )
+
+    def knows(self, run_id: str) -> bool:
+        """Whether a run waits here, or is under way anywhere."""
+        return run_id in self._waiting or run_id in self.flights
 
     def load(self, replica_id: str) -> int:
         """Runs that a replica has: under way, and waiting for it."""
@@ -218,9 +222,10 @@ class Line:
         waits = self._waiting[demand.run_id]
         self._leave(demand.run_id, begins=True)
         came = ""
-        if shared and waits.home:
-            alive = self._neighbours.serves(waits.home, self.model)
-            came = "home" if waits.home == self._neighbours.me else "stolen" if alive else "left"
+        if waits.home == self._neighbours.me:
+            came = "home" if shared else ""
+        elif waits.home:
+            came = "stolen" if self._neighbours.serves(waits.home, self.model) else "left"
         self._room[demand.run_id] = demand.kv_tokens
         self._begun[demand.run_id] = self._clock.monotonic(), came
         self.flights.begin(waits.run)
@@ -258,7 +263,7 @@ class Line:
     def end(self, run_id: str, how: End) -> None:
         """A run of ours has ended."""
         held = self.flights.end(run_id, how)
-        if held is not None and held.read and held.run.conversation_id:
+        if held is not None and held.read and held.run.kind is RunKind.REPLY:
             self.warmth.served(held.run.conversation_id, held.prompt_tokens + held.output_tokens)
         self._room.pop(run_id, None)
         self._begun.pop(run_id, None)

@@ -83,18 +83,17 @@ class Positions:
                 watch.teller(queued)
 
     async def _look(self, runs: Collection[Run]) -> dict[str, Queued]:
-        """Where those of the runs stand that wait still.
+        """Where those of the runs stand that wait still, among all that wait for any replica.
 
-        Lines are those of this process. One that has no line for a model knows only who came first.
+        Of one that this process has not heard of yet only is known who came first.
         """
         waiting = await self._store.runs.still_queued([run.id for run in runs])
-        elsewhere = any(run.model not in self._lines for run in runs)
-        by_age = await self._store.runs.positions() if elsewhere and waiting else {}
+        queued = [run for run in runs if run.id in waiting]
+        standings = {run.id: self._lines.standing(run.model, run.id) for run in queued}
+        by_age = {} if all(standings.values()) else await self._store.runs.positions()
         found = {}
-        for run in runs:
-            if run.id not in waiting:
-                continue
-            if here := self._lines.standing(run.model, run.id):
+        for run in queued:
+            if here := standings[run.id]:
                 standing, eta_s = here
                 found[run.id] = Queued(position=standing.position, eta_s=eta_s, tier=run.tier)
             elif run.id in by_age:

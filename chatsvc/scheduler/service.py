@@ -23,6 +23,7 @@ from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.dispatch import Dispatcher
 from chatsvc.scheduler.ending import announce
+from chatsvc.scheduler.fleet import Fleet
 from chatsvc.scheduler.fold_runner import FoldRunner
 from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.forget import LogForgetter
@@ -33,8 +34,10 @@ from chatsvc.scheduler.overdue import Overdue
 from chatsvc.scheduler.positions import Positions, Teller, Watch
 from chatsvc.scheduler.pressure import Pressure
 from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage
 from chatsvc.scheduler.runner import Runner
+from chatsvc.scheduler.shared_state import Board, MemoryState, SharedState
 from chatsvc.scheduler.submit import Submitter
 from chatsvc.store import Signal, Store, Submitted
 from chatsvc.streamlog.base import StreamLog
@@ -61,7 +64,9 @@ class Scheduler:
         default_model: str,
         config: Config,
         clock: Clock,
+        shared: SharedState | None = None,
     ) -> None:
+        """``shared``: what replicas have in common; None: this is the only one."""
         self._store = store
         self._writer = writer
         self.engines = engines
@@ -76,7 +81,18 @@ class Scheduler:
             for name, engine in engines.items()
         }
         weights = {name: tier.weight for name, tier in config.tiers.items()}
-        lines = Lines(engines, slots, weights, clock, config.service)
+        worker_id = f"{config.region}-{uuid.uuid4().hex}"
+        fleet = Fleet(worker_id, clock)
+        lines = Lines(
+            engines,
+            slots,
+            weights,
+            clock,
+            config.service,
+            models=config.models,
+            neighbours=fleet,
+        )
+        self.replicas = Replicas(state=shared or MemoryState(Board()), fleet=fleet, lines=lines, clock=clock)
         self.positions = Positions(store, lines)
         self.pressure = Pressure(
             config=config,
@@ -111,11 +127,12 @@ class Scheduler:
         self.dispatcher = Dispatcher(
             store=store,
             lines=lines,
+            replicas=self.replicas,
             engines=engines,
             runner=self._runner,
             folds=self.folds,
             fold_runner=self._fold_runner,
-            worker_id=f"{config.region}-{uuid.uuid4().hex}",
+            worker_id=worker_id,
         )
         self._overdue = Overdue(
             store=store,
@@ -309,11 +326,13 @@ class Scheduler:
             # Also without engines: somebody has to judge the dead when the last worker dies.
             tasks.create_task(self._lease.run(), name="lease")
             tasks.create_task(self.pressure.run(self._overdue.refuse), name="degradation")
+            # And places in the lines are told by every process that serves readers.
+            tasks.create_task(self.replicas.run(), name="replicas")
+            tasks.create_task(self.dispatcher.run(), name="dispatch")
             if not self.engines:
                 return
             tasks.create_task(self._checkpoints.run(), name="checkpoints")
             tasks.create_task(self._watch_health(), name="engine health")
-            tasks.create_task(self.dispatcher.run(), name="dispatch")
             tasks.create_task(self.folds.run(), name="folds")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
             tasks.create_task(self._abandonment.run(), name="abandoned replies")
@@ -324,6 +343,7 @@ class Scheduler:
         await self.dispatcher.aclose()
         await self._overdue.aclose()
         await self._orphans.aclose()
+        await self.replicas.aclose()
         try:
             await self._store.workers.leave(self.dispatcher.worker_id)
         except StoreUnavailable as error:
@@ -332,4 +352,5 @@ class Scheduler:
     async def drain(self, grace_s: float) -> None:
         """Take no new work and wait for what runs; see ``Dispatcher.drain``."""
         self._draining = True
+        await self.replicas.leave()
         await self.dispatcher.drain(grace_s)

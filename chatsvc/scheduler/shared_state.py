@@ -3,11 +3,11 @@
 Nothing rests on it. Redis may be lost at any time, with all that is in it: then nobody hears of anybody, and every
 replica serves whatever waits, as it would alone. Postgres is the judge of who has a run, always.
 
-    news:{p00}               a Redis Stream, the same for all replicas; only its last minutes matter
-    home:{p00}:<conversation>   the replica that served its last turn, and the tokens it then had cached; expires
+    news:{p00}:<scope>                 a Redis Stream, the same for all replicas; only its last minutes matter
+    home:{p00}:<scope>:<conversation>  the replica that served its last turn, and the tokens it then had cached; expires
 
-All keys carry one hash tag, so a Cluster keeps them in one place. Two connections: one reads,
-blocked; one does the rest.
+All keys carry one hash tag, so a Cluster keeps them in one place, and a scope: replicas are those that share a
+database, whoever else uses the same Redis. Two connections: one reads, blocked; one does the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _log = structlog.get_logger(__name__)
 
 HOME_TTL_S: Final = 900.0
 """A conversation stays with its replica for so long after its last turn."""
-_NEWS: Final = f"news:{HASH_TAG}".encode()
 _NEWS_TTL_S: Final = 3600
 _NEWS_KEPT: Final = 10_000
 _READ_AT_ONCE: Final = 1000
@@ -74,16 +73,19 @@ class SharedState(abc.ABC):
 class RedisState(SharedState):
     """On whatever ``CHATSVC_REDIS_URL`` names; connects when it is first used."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str, *, scope: str, timeout_s: float) -> None:
         """Raises ``ValueError`` for a URL that ``redis_url`` does not take."""
+        self._news = f"news:{HASH_TAG}:{scope}".encode()
+        self._homes = f"home:{HASH_TAG}:{scope}:"
         locate = locate_keys(url, timeout_s=timeout_s)
-        self._talking = Lane(locate, timeout_s)
+        # A command sent twice does no harm: news are totals, and the last home holds.
+        self._talking = Lane(locate, timeout_s, repeats=True)
         self._hearing = Lane(locate, timeout_s)
 
     async def publish(self, news: bytes) -> None:
         await self._talk(
-            pack(b"XADD", _NEWS, b"MAXLEN", b"~", b"%d" % _NEWS_KEPT, b"*", b"n", news),
-            pack(b"EXPIRE", _NEWS, b"%d" % _NEWS_TTL_S),
+            pack(b"XADD", self._news, b"MAXLEN", b"~", b"%d" % _NEWS_KEPT, b"*", b"n", news),
+            pack(b"EXPIRE", self._news, b"%d" % _NEWS_TTL_S),
         )
 
     async def follow(self, hear: Hear) -> None:
@@ -106,13 +108,12 @@ class RedisState(SharedState):
                 raise
 
     async def _last(self) -> bytes:
-        (last,) = _checked(await self._hearing.call([pack(b"XREVRANGE", _NEWS, b"+", b"-", b"COUNT", b"1")]))
+        (last,) = _checked(await self._hearing.call([pack(b"XREVRANGE", self._news, b"+", b"-", b"COUNT", b"1")]))
         return bytes(last[0][0]) if last else b"0-0"
 
     async def _hear_after(self, last: bytes, hear: Hear) -> bytes:
-        command = pack(
-            *(b"XREAD", b"COUNT", b"%d" % _READ_AT_ONCE, b"BLOCK", b"%d" % (_BLOCK_S * 1000), b"STREAMS", _NEWS, last)
-        )
+        how = (b"COUNT", b"%d" % _READ_AT_ONCE, b"BLOCK", b"%d" % (_BLOCK_S * 1000))
+        command = pack(b"XREAD", *how, b"STREAMS", self._news, last)
         (heard,) = _checked(await self._hearing.call([command], patience_s=_BLOCK_S))
         for _, entries in heard or ():
             for entry_id, (_, news, *_) in entries:
@@ -123,14 +124,15 @@ class RedisState(SharedState):
     async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
         if not conversation_ids:
             return []
-        return [_home(value) for value in await self._talk(*(pack(b"GET", _key(name)) for name in conversation_ids))]
+        commands = (pack(b"GET", self._key(name)) for name in conversation_ids)
+        return [_home(value) for value in await self._talk(*commands)]
 
     async def settle(self, homes: Mapping[str, Home]) -> None:
         ttl = b"%d" % (HOME_TTL_S * 1000)
         if homes:
             await self._talk(
                 *(
-                    pack(b"SET", _key(name), b"%d %b" % (home.cached_tokens, home.replica_id.encode()), b"PX", ttl)
+                    pack(b"SET", self._key(name), b"%d %b" % (home.cached_tokens, home.replica_id.encode()), b"PX", ttl)
                     for name, home in homes.items()
                 )
             )
@@ -138,6 +140,9 @@ class RedisState(SharedState):
     async def aclose(self) -> None:
         self._talking.close()
         self._hearing.close()
+
+    def _key(self, conversation_id: str) -> bytes:
+        return f"{self._homes}{conversation_id}".encode()
 
     async def _talk(self, *commands: bytes) -> list[Any]:
         return _checked(await self._talking.call(commands))
@@ -186,10 +191,6 @@ class Board:
         self.homes: dict[str, Home] = {}
         self.listeners: list[asyncio.Queue[bytes]] = []
         self.away = False
-
-
-def _key(conversation_id: str) -> bytes:
-    return f"home:{HASH_TAG}:{conversation_id}".encode()
 
 
 def _home(value: bytes | None) -> Home | None:

@@ -34,6 +34,7 @@ from chatsvc.scheduler.dispatch import Dispatcher, Place
 from chatsvc.scheduler.pressure import Pressure, Terms
 from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
+from chatsvc.scheduler.shared_state import Home
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
@@ -111,7 +112,7 @@ class Submitter:
         )
         if ground.known is not None:
             return ground.known
-        await self._check_log()
+        home = await self._home(conversation_id)
         content = self._checked_content(new.content)
         conversation = ground.conversation
         if conversation is None:
@@ -132,7 +133,7 @@ class Submitter:
         )
         taken = await self._on_terms(principal, wanted, named=named is not None)
         terms, wish = taken.terms, taken.wish
-        with self._dispatcher.place(wish) as place:
+        with self._dispatcher.place(wish, home) as place:
             self._refuse_late(wish, place)
             submitted = await self._store.runs.submit(
                 Submission(
@@ -173,8 +174,8 @@ class Submitter:
         client_msg_id = checked_id(new.client_msg_id)
         if (replay := await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)) is not None:
             return replay
-        await self._check_log()
         message = await self._store.conversations.owner_of_message(principal.user_id, user_message_id)
+        home = await self._home(message.conversation_id)
         conversation, view = await self._store.conversations.view(
             principal.user_id, message.conversation_id, user_message_id
         )
@@ -189,7 +190,7 @@ class Submitter:
         )
         taken = await self._on_terms(principal, wanted, named=named is not None)
         terms, wish = taken.terms, taken.wish
-        with self._dispatcher.place(wish) as place:
+        with self._dispatcher.place(wish, home) as place:
             self._refuse_late(wish, place)
             submitted = await self._store.runs.regenerate(
                 Regeneration(
@@ -216,6 +217,13 @@ class Submitter:
             # The text that is gone on with may have grown since it was read: the runner reads it again.
             self._begin(submitted, place, taken.prepared if new.continues is None else None, terms)
         return submitted
+
+    async def _home(self, conversation_id: str) -> Home | None:
+        """Where the conversation was served last, asked for while it is asked whether the log is there. Raises
+        ``LogUnavailable``.
+        """
+        home, _ = await asyncio.gather(self._dispatcher.home(conversation_id), self._check_log())
+        return home
 
     async def _refuse_running(self, principal: Principal, parent: Message) -> None:
         """A reply that is still written has no text to be answered to. Raises ``ConversationBusy`` and ``Moved``."""
@@ -250,6 +258,7 @@ class Submitter:
             model=terms.model,
             prompt_tokens=size,
             max_tokens=terms.max_tokens,
+            conversation_id=wanted.conversation.id,
         )
         return _Taken(terms, prepared, charge, wish)
 
@@ -277,7 +286,7 @@ class Submitter:
         if place.owner is not None:
             place.take(run, prepared)
         else:
-            self._dispatcher.offer(waiting(run))
+            self._dispatcher.post(waiting(run), place)
 
     def _checked_content(self, content: str) -> str:
         content = clean_text(content)

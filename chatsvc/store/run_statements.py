@@ -206,6 +206,11 @@ OTHERS: Final = """
     SELECT 1 FROM workers WHERE id <> %(id)s AND %(role)s = ANY(roles) AND expires_at > clock_timestamp() LIMIT 1
 """
 
+SERVICE_ID: Final = """
+    SELECT (SELECT system_identifier FROM pg_control_system()) || '/' || oid || '/' || datname AS name
+    FROM pg_database WHERE datname = current_database()
+"""
+
 LEAVE: Final = "DELETE FROM workers WHERE id = %(id)s"
 
 FORGET_WORKERS: Final = """

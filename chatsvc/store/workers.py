@@ -5,6 +5,7 @@ L6 begins here: the runs of a worker that is gone are taken over by another, whi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from chatsvc.run import Run
@@ -36,6 +37,11 @@ class Workers:
     async def has_others(self, worker_id: str, role: str) -> bool:
         """Whether another process that is alive has this role."""
         return bool(await self._db.query(sql.OTHERS, {"id": worker_id, "role": role}))
+
+    async def service_id(self) -> str:
+        """A name for all that share this database, and for nobody else."""
+        [row] = await self._db.query(sql.SERVICE_ID)
+        return hashlib.blake2b(row["name"].encode(), digest_size=8).hexdigest()
 
     async def leave(self, worker_id: str) -> None:
         """Be gone now: what this worker still holds may be taken over at once."""

@@ -1,0 +1,192 @@
+"""Several replicas on one Postgres and one Redis: turns go where their prefix is, and nobody waits for the dead."""
+
+import asyncio
+import re
+import time
+import uuid
+
+import pytest
+from api_client import Api
+from log_server import LogServer
+from reader import read_to_the_end
+
+SLOW = "scripted:?tokens_per_s=20&tokens=40&slots=2&window=100000"
+ROOM = {"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "1000", "CHATSVC_DEGRADATION_ENABLED": "false"}
+
+
+def metric(text, name, **labels):
+    wanted = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    found = re.search(rf"^{re.escape(name + ('{' + wanted + '}' if wanted else ''))} (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def ask(client, server, name, **labels):
+    return metric((await client.get(f"{server.base_url}/metrics")).text, name, **labels)
+
+
+async def until(condition, patience_s=30):
+    async with asyncio.timeout(patience_s):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+async def know_each_other(client, servers):
+    for server in servers:
+        await until(lambda server=server: known(client, server, len(servers) - 1))
+
+
+async def known(client, server, count):
+    return await ask(client, server, "chatsvc_replicas_known") == count
+
+
+def user(client, server, name=None):
+    return Api(client, server.base_url, {"x-forwarded-user": name or uuid.uuid4().hex})
+
+
+async def cached_share(api, reply):
+    usage = (await api.state(reply))["usage"]
+    return usage["cached_tokens"] / usage["prompt_tokens"]
+
+
+async def turn(client, api, conversation_id, text):
+    reply = await api.start(text, conversation_id)
+    await read_to_the_end(client, api.stream_url(reply))
+    return reply
+
+
+@pytest.fixture(scope="module")
+def pair(start_server):
+    engine = "scripted:?tokens_per_s=2000&tokens=40&slots=8&window=100000"
+    one = start_server(engine, **ROOM)
+    return one, start_server(engine, beside=one, **ROOM)
+
+
+async def test_a_conversations_turns_are_served_where_its_prefix_is_from_whichever_replica_they_are_posted(
+    pair, client
+):
+    await know_each_other(client, pair)
+    name = uuid.uuid4().hex
+    apis = [user(client, server, name) for server in pair]
+    for _ in range(4):
+        conversation = await apis[0].conversation()
+        for number in range(4):
+            reply = await turn(client, apis[number % 2], conversation, "words " * 100)
+            if number:
+                assert await cached_share(apis[0], reply) > 0.5
+    routed = [await ask(client, server, "chatsvc_runs_routed_total", by="home") for server in pair]
+    assert sum(routed) >= 10
+
+
+async def test_what_was_posted_to_one_replica_and_is_at_home_on_another_begins_without_waiting_for_a_sweep(
+    pair, client
+):
+    await know_each_other(client, pair)
+    name = uuid.uuid4().hex
+    apis = [user(client, server, name) for server in pair]
+    waits = []
+    for _ in range(10):
+        reply = await turn(client, apis[0], None, "hello")
+        for api in apis:
+            reply = await turn(client, api, reply["conversation_id"], "again")
+            state = await api.state(reply)
+            waits.append(seconds(state["started_at"]) - seconds(state["created_at"]))
+    # A notification that is lost is made up for after half a second, and by the sweep after five.
+    assert sorted(waits)[len(waits) // 2] < 0.4
+
+
+def seconds(text):
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp()
+
+
+async def test_when_the_home_of_waiting_runs_is_killed_another_replica_serves_them_soon(start_server, client):
+    home = start_server(SLOW, **ROOM)
+    api = user(client, home)
+    # All of them are at home here, and most of them wait.
+    replies = [await api.start() for _ in range(3)]
+    conversations = [reply["conversation_id"] for reply in replies]
+    await asyncio.gather(*(read_to_the_end(client, api.stream_url(reply)) for reply in replies))
+    other = start_server(SLOW, beside=home, **ROOM)
+    await know_each_other(client, (home, other))
+    blocking = [await api.start("Go on.", max_tokens=40) for _ in range(8)]
+    waiting = [await api.start("And now?", conversation) for conversation in conversations]
+    home.kill()
+    killed = time.time()
+    there = user(client, other, api.headers["x-forwarded-user"])
+    for reply in waiting:
+        await until(lambda reply=reply: has_ended(there, reply), 60)
+        state = await there.state(reply)
+        assert state["status"] in {"complete", "failed"}
+        if state["started_at"] and seconds(state["started_at"]) > killed:
+            assert state["status"] == "complete"
+    states = [await there.state(reply) for reply in (*waiting, *blocking)]
+    begun = [seconds(state["started_at"]) - killed for state in states if state["started_at"]]
+    # The survivor knew of them all, and went on with them before the dead one's lease had run out.
+    assert sum(0 < wait < 5.5 for wait in begun) >= 2, begun
+
+
+async def has_ended(api, reply):
+    return (await api.state(reply))["status"] in {"complete", "failed", "stopped"}
+
+
+async def test_an_idle_replica_takes_over_what_would_wait_longer_at_home(start_server, client):
+    home = start_server(SLOW, **ROOM)
+    api = user(client, home)
+    first = [await api.start() for _ in range(2)]
+    await asyncio.gather(*(read_to_the_end(client, api.stream_url(reply)) for reply in first))
+    other = start_server(SLOW, beside=home, **ROOM)
+    await know_each_other(client, (home, other))
+    # Both places at home are taken for two seconds, and two more turns of conversations come that are at home there.
+    replies = [await api.start("More.", reply["conversation_id"]) for reply in first]
+    again = [await api.start("Once more.") for _ in range(4)]
+    ended = [await read_to_the_end(client, api.stream_url(reply)) for reply in (*replies, *again)]
+    assert len(ended) == 6
+    came = [await ask(client, server, "chatsvc_runs_came_total", how="home") for server in (home, other)]
+    stolen = [await ask(client, server, "chatsvc_runs_came_total", how="stolen") for server in (home, other)]
+    assert sum(came) + sum(stolen) >= 6
+    active = [
+        await ask(client, server, "chatsvc_runs_ended_total", model="scripted", status="complete")
+        for server in (home, other)
+    ]
+    assert all(active), active
+
+
+async def test_with_redis_away_all_that_waits_is_served(start_server, client, tmp_path):
+    with LogServer(tmp_path) as redis:
+        env = {**ROOM, "CHATSVC_REDIS_URL": redis.url}
+        one = start_server(SLOW, **env)
+        other = start_server(SLOW, beside=one, **env)
+        await know_each_other(client, (one, other))
+        api = user(client, one)
+        replies = [await api.start() for _ in range(12)]
+        redis.kill()
+        for reply in replies:
+            await until(lambda reply=reply: has_ended(api, reply), 60)
+            assert (await api.state(reply))["status"] == "complete"
+        redis.start()
+        await know_each_other(client, (one, other))
+        reply = await api.start()
+        await until(lambda: has_ended(api, reply))
+
+
+async def test_places_and_times_are_over_all_that_wait_and_told_by_a_process_without_engines_too(start_server, client):
+    one = start_server(SLOW, **ROOM)
+    other = start_server(SLOW, beside=one, **ROOM)
+    door = start_server(SLOW, beside=one, CHATSVC_ROLES="api", **ROOM)
+    await know_each_other(client, (one, other, door))
+    apis = [user(client, server) for server in (one, other, door) for _ in range(6)]
+    replies = [await api.start() for api in apis]
+    await asyncio.sleep(2.5)
+    places = {}
+    for api, reply in zip(apis, replies, strict=True):
+        at = Api(client, door.base_url, api.headers)
+        state = await at.state(reply)
+        if state["status"] == "queued":
+            places[reply["response_id"]] = (state["queue_position"], state["eta_s"])
+    assert len(places) > 5
+    assert sorted(place for place, _ in places.values()) == list(range(1, len(places) + 1))
+    assert all(eta_s is not None for _, eta_s in places.values())
+    await asyncio.gather(
+        *(read_to_the_end(client, api.stream_url(reply)) for api, reply in zip(apis, replies, strict=True))
+    )
