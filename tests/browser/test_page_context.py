@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import re
 
 import pytest
@@ -174,39 +173,6 @@ async def test_a_message_is_pinned_and_unpinned_with_the_keyboard(visit):
         )
         await expect(more).to_be_focused()
     assert folded.pins == [(message_id(10), True), (message_id(10), False)]
-
-
-async def test_a_model_is_chosen_for_a_conversation_when_there_is_a_choice(visit):
-    tab = await visit()
-    picker = tab.page.get_by_label("Model for this conversation")
-    await expect(picker).to_have_count(0)
-    model = {"object": "model", "owned_by": "chatsvc", "ready": True, "window": 4096}
-    models = [{"id": "scripted", "default": True, **model}, {"id": "small", "default": False, **model}]
-    await tab.page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": models}))
-    await tab.page.reload()
-    await expect(picker).to_have_value("scripted")
-    await tab.send("Which one?")
-    await tab.reply_is("complete")
-    stored = await tab.stored() | {"model": "small"}
-    await tab.page.route("**/v1/conversations/*", lambda route: route.fulfill(json=stored))
-    async with tab.page.expect_request(lambda request: request.method == "PATCH") as change:
-        await picker.select_option("small")
-    assert json.loads((await change.value).post_data) == {"model": "small"}
-    await expect(picker).to_have_value("small")
-
-
-async def test_a_budget_is_mentioned_when_little_of_it_is_left(visit):
-    tab = await visit(**PHONE)
-    quota = {"budget": {"limit": 1000, "used": 910, "left": 90}, "refills_at": "2099-01-01T12:00:00Z"}
-    body = {"user": {"id": "ada"}, "tier": "free", "quota": quota}
-    await tab.page.route("**/v1/me", lambda route: route.fulfill(json=body))
-    await tab.page.reload()
-    await expect(tab.page.get_by_text("9 % of your budget is left. More from")).to_be_visible()
-    quota["budget"]["left"] = 900
-    await tab.field.fill("This costs nothing.")
-    await tab.button("Send").tap()
-    await tab.reply_is("complete")
-    await expect(tab.page.get_by_text("of your budget is left")).to_be_hidden()
 
 
 async def test_a_conversation_that_outgrows_the_window_is_folded_and_goes_on(visit):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import uuid
 
 import pytest
@@ -227,7 +228,8 @@ async def line_up(visit, server):
 
 async def test_a_queued_reply_tells_its_place_and_then_streams(visit, one_at_a_time):
     first, second = await line_up(visit, one_at_a_time)
-    await expect(second.reply).to_contain_text("Waiting in the queue, position 1")
+    await expect(second.reply).to_contain_text(re.compile(r"Waiting in the queue, position 1 · about \d+ (s|min)"))
+    await expect(second.page.locator("[aria-live=polite]")).to_contain_text("Waiting in the queue, position 1")
     await first.stop_the_reply()
     await second.reply_is("streaming")
     await second.reply_shows_text(40)

@@ -98,3 +98,15 @@ test("every event of the stream is listened to", () => {
   const names = ["queued", "start", "context", "delta", "tool_call", "tool_result", "image", "snapshot", "done", "error"];
   assert.deepEqual([...EVENT_NAMES].sort(), names.sort());
 });
+
+test("who writes a reply, what was given up for it and what it is made of are known from its first events", () => {
+  const reply = fold([
+    event("start", 1, { model: "big", served_model: "small", degraded: ["model", "max_tokens"] }),
+    event("context", 2, { window: 100, prompt_tokens: 40, cached_tokens: 30, retrieved: ["m1"], left_out: 1, summary_through: "m9" }),
+  ]);
+  assert.equal(reply.model, "small");
+  assert.deepEqual(reply.degraded, ["model", "max_tokens"]);
+  assert.equal(reply.used?.prompt, 40);
+  assert.deepEqual(reply.used?.recalled, ["m1"]);
+  assert.equal(fold([event("start", 1, { model: "big" })]).model, "big");
+});

@@ -1,7 +1,7 @@
 // The HTTP API as functions. Every failure is an ApiError: the server's problem document, or code `unreachable`.
 
 import { readLimits, type Limits } from "./limits.ts";
-import type { Accepted, Conversation, ConversationRow, Me, Message, Model, Page, Problem, ResponseState, Summary } from "./types.ts";
+import type { Accepted, Conversation, ConversationRow, Me, Memory, Message, Model, Page, Problem, ResponseState, Summary } from "./types.ts";
 
 export class ApiError extends Error {
   override name = "ApiError";
@@ -86,6 +86,16 @@ export class Client {
   /** Another wording of a summary; `version` is that of the one it replaces. */
   rewriteSummary = (conversation: string, { through_message_id, version }: Summary, text: string): Promise<Summary> =>
     this.call("PUT", `v1/conversations/${inPath(conversation)}/summaries/${inPath(through_message_id)}`, { text, version });
+
+  changeMe = (changes: { memory: boolean }): Promise<Me> => this.call("PATCH", "v1/me", changes);
+
+  memories = (): Promise<{ data: Memory[] }> => this.call("GET", "v1/me/memories");
+
+  addMemory = (text: string): Promise<Memory> => this.call("POST", "v1/me/memories", { text });
+
+  changeMemory = (id: string, text: string): Promise<Memory> => this.call("PATCH", `v1/me/memories/${inPath(id)}`, { text });
+
+  deleteMemory = (id: string): Promise<null> => this.call("DELETE", `v1/me/memories/${inPath(id)}`);
 
   models = (): Promise<{ data: Model[] }> => this.call("GET", "v1/models");
 

@@ -73,6 +73,12 @@ export interface Summary {
   created_at: string;
 }
 
+/** A fact that a user wants to be known in all their conversations. */
+export interface Memory {
+  id: string;
+  text: string;
+}
+
 export interface Model {
   id: string;
   default: boolean;
@@ -82,6 +88,8 @@ export interface Model {
 export interface Me {
   user: { id: string };
   tier: string;
+  /** Whether memories are shown to the model. */
+  memory?: boolean;
   quota?: { budget: { limit: number; left: number } | null; refills_at: string | null };
 }
 

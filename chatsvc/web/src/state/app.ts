@@ -9,6 +9,7 @@ import { Sanitiser } from "../text/sanitise.ts";
 import { browserSurroundings } from "./browser.ts";
 import { Chats, type Mark } from "./chats.ts";
 import { Drafts, openStorage } from "./drafts.ts";
+import { Memories } from "./memories.ts";
 import { Notices } from "./notices.ts";
 import { Pulse } from "./pulse.ts";
 import { Router } from "./router.ts";
@@ -32,6 +33,7 @@ export class App {
   readonly limits: Signal<Limits | null> = signal(null);
   /** Those that can be chosen. */
   readonly models: Signal<readonly Model[]> = signal([]);
+  readonly memories: Memories;
   readonly theme: Signal<Theme>;
   /** The sidebar on narrow screens. */
   readonly drawer: Signal<boolean> = signal(false);
@@ -45,6 +47,7 @@ export class App {
       this.limits.value = limits;
     };
     this.chats = new Chats(this.client);
+    this.memories = new Memories(this.client, this.me);
     this.drafts = new Drafts(this.storage);
     this.router = new Router(window.document.baseURI, window);
     this.sanitiser = new Sanitiser(window);

@@ -325,7 +325,7 @@ export class Thread {
       content: reply.text,
       status: reply.phase === "failed" ? "failed" : reply.phase === "stopped" ? "stopped" : "complete",
       model: reply.model ?? message.model,
-      degraded: reply.degraded,
+      degraded: reply.degraded.length > 0 ? reply.degraded : (message.degraded ?? []),
       finish_reason: reply.finishReason,
       tokens: reply.outputTokens,
       error_code: reply.failure?.code ?? null,

@@ -4,9 +4,11 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { Thread } from "../state/thread.ts";
 import { EMPTY_SPLIT, splitGrowing } from "../text/blocks.ts";
 import { useApp } from "./context.ts";
+import { degradedText, queueText } from "./Status.tsx";
 
 const LONGEST = 1_200;
 
+const WRITING = "The assistant is writing.";
 const ENDINGS: Record<string, string> = { complete: "Reply finished.", stopped: "Reply stopped.", failed: "Reply failed." };
 
 export function Announcer({ thread }: { thread: Thread }) {
@@ -18,12 +20,21 @@ export function Announcer({ thread }: { thread: Thread }) {
   const blocks = live?.view.value.split.blocks ?? [];
   const plain = (raw: string): string => sanitiser.toFragment(markdown.toHtml(raw)).textContent ?? "";
 
+  const phase = live?.phase.value;
+  const reply = live?.view.value.reply;
+  const given = degradedText(reply?.degraded ?? [], reply?.model ?? null);
+
+  useEffect(() => {
+    if (phase === "queued" && reply?.queue) setText(queueText(reply.queue));
+    else if (phase === "streaming") setText(given ?? WRITING);
+  }, [live, phase, given]);
+
   useEffect(() => {
     if (!last || !live) return;
     if (progress.current.id !== last.id) {
       // What the reply begins with was there before: read on from the block in which it broke off.
       progress.current = { id: last.id, blocks: splitGrowing(EMPTY_SPLIT, last.content).blocks.length };
-      setText("The assistant is writing.");
+      setText(WRITING);
     }
     const settled = blocks.slice(progress.current.blocks);
     if (settled.length === 0) return;

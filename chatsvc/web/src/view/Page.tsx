@@ -10,6 +10,7 @@ import { useApp } from "./context.ts";
 import { Empty } from "./Empty.tsx";
 import { OpenedSummary } from "./Fold.tsx";
 import { IconButton } from "./Icon.tsx";
+import { MemoryDialog } from "./MemoryDialog.tsx";
 import { MessageList } from "./MessageList.tsx";
 import { Meter } from "./Meter.tsx";
 import { ModelPicker } from "./ModelPicker.tsx";
@@ -52,6 +53,7 @@ export function Page() {
         </header>
         <ThreadView key={thread.key} thread={thread} />
       </main>
+      <MemoryDialog />
     </div>
   );
 }

@@ -8,6 +8,7 @@ import { Rows } from "../list/window.ts";
 import { ChatRow } from "./ChatRow.tsx";
 import { useApp } from "./context.ts";
 import { Icon, IconButton } from "./Icon.tsx";
+import { MemoryButton } from "./MemoryDialog.tsx";
 import { ThemeButton } from "./ThemeButton.tsx";
 
 const ROW_PX = 38;
@@ -54,6 +55,7 @@ export function Sidebar() {
         <span class="who" title={me ? `Tier: ${me.tier}` : ""}>
           {me?.user.id ?? ""}
         </span>
+        <MemoryButton />
         <ThemeButton />
       </div>
     </aside>

@@ -23,7 +23,7 @@ function progressText(retrying: boolean, stopping: boolean, queue: Queue | null,
   return silent ? "Thinking…" : "";
 }
 
-function queueText({ position, etaSeconds }: Queue): string {
+export function queueText({ position, etaSeconds }: Queue): string {
   const place = position > 0 ? `Waiting in the queue, position ${position}` : "Waiting in the queue";
   return etaSeconds === null ? place : `${place} · about ${duration(etaSeconds)}`;
 }
