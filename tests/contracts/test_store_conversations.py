@@ -146,7 +146,7 @@ async def test_a_new_message_stands_on_the_head_or_where_it_was_told_to(world, s
     async def ground(parent_id):
         found = await store.runs.ground("alice", conversation.id, parent_id, "new", b"hash")
         assert (found.known, found.conversation.system_prompt) == (None, "Be brief.")
-        return [message.id for message in found.branch]
+        return [] if found.view is None else [message.id for message in found.view.branch.verbatim]
 
     assert await ground(UNSET) == []
     path = await world.turns(conversation, 3)
@@ -161,7 +161,7 @@ async def test_there_is_no_ground_in_another_users_conversation(world, store):
     path = await world.turns(conversation, 1)
     for parent_id in (UNSET, None, path[-1]):
         found = await store.runs.ground("bob", conversation.id, parent_id, "new", b"hash")
-        assert (found.known, found.conversation, found.branch) == (None, None, ())
+        assert (found.known, found.conversation, found.view) == (None, None, None)
 
 
 async def test_a_message_that_came_before_is_known_before_anything_else(world, store):

@@ -27,6 +27,12 @@ INSERT INTO runs (id, user_id, conversation_id, user_message_id, message_id, cli
     FROM generate_series(1, 100000) n;
 INSERT INTO usage SELECT 'user-' || n % 200 + 1, now() - n / 200 * interval '5 min', 1, 1, 1, 1, 1
     FROM generate_series(1, 100000) n;
+INSERT INTO summaries (id, user_id, conversation_id, through_message_id, version, text, tokens, created_at)
+    SELECT 'sum_' || n, 'user-' || (n % 20000 + 1) % 200 + 1, 'conv_' || n % 20000 + 1, 'msg_' || n, 1, 'x', 1,
+        now() + n * interval '1 s'
+    FROM generate_series(1, 20000) n;
+INSERT INTO memories (id, user_id, text)
+    SELECT 'mem_' || n, 'user-' || n % 200 + 1, 'x' FROM generate_series(1, 10000) n;
 INSERT INTO workers SELECT 'worker-' || n, '{}', 1, now(), now() + interval '1 h' FROM generate_series(0, 6) n;
 """
 # Values that occur, by the names that the statements use.
