@@ -44,10 +44,12 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
 class Waiting:
     """A demand in its user's line."""
 
-    __slots__ = ("bypassed", "demand")
+    __slots__ = ("bypassed", "centre", "demand")
 
-    def __init__(self, demand: Demand) -> None:
+    def __init__(self, demand: Demand, centre: float) -> None:
         self.demand = demand
+        self.centre = centre
+        """Service of half its prompt, within bounds: at once is how it will be received."""
         self.bypassed = 0
         """How often a warmer run was preferred while this one was next."""
 
@@ -80,6 +82,11 @@ class Flow:
         return self.received + self.ahead
 
     @property
+    def key(self) -> float:
+        """What users of a tier are served by: the counter as it will be when half of the next prompt is read."""
+        return self.counter + self.head.centre / self.weight if self.waiting else self.counter
+
+    @property
     def head(self) -> Waiting:
         """The run that is next among the user's own."""
         return next(iter(self.waiting.values()))
@@ -91,9 +98,9 @@ class Flow:
 
 
 class FlowHeap:
-    """Flows by counter. An entry may be older than its flow's counter, never larger: O(log n), amortised.
+    """Flows by key. An entry may be older than its flow's key, never larger: O(log n), amortised.
 
-    A counter that grew is noticed when its entry comes to the top. One that shrank is pushed anew, which makes the old
+    A key that grew is noticed when its entry comes to the top. One that shrank is pushed anew, which makes the old
     entry void.
     """
 
@@ -103,11 +110,11 @@ class FlowHeap:
         self._live = 0
 
     def push(self, flow: Flow) -> None:
-        """Add a flow, or note that its counter shrank."""
+        """Add a flow, or note that its key shrank."""
         if not flow.entry:
             self._live += 1
         flow.entry = next(self._numbers)
-        heapq.heappush(self._entries, (flow.counter, flow.entry, flow))
+        heapq.heappush(self._entries, (flow.key, flow.entry, flow))
         if len(self._entries) > 2 * self._live + 64:
             self._entries = [entry for entry in self._entries if entry[1] == entry[2].entry]
             heapq.heapify(self._entries)
@@ -118,14 +125,14 @@ class FlowHeap:
         self._live -= 1
 
     def first(self) -> Flow | None:
-        """The flow with the smallest counter; among equals the one that came first."""
+        """The flow with the smallest key; among equals the one that came first."""
         entries = self._entries
         while entries:
             noted, number, flow = entries[0]
             if number != flow.entry:
                 heapq.heappop(entries)
-            elif flow.counter > noted:
-                heapq.heapreplace(entries, (flow.counter, number, flow))
+            elif (key := flow.key) > noted:
+                heapq.heapreplace(entries, (key, number, flow))
             else:
                 return flow
         return None
@@ -144,7 +151,7 @@ class FlowHeap:
 
 
 class FlowHeaps:
-    """A heap for each tier. Tiers are compared by ``tag``; within a tier that is the order of counters."""
+    """A heap for each tier. Their firsts are compared by ``tag``, their counters as seen over all tiers."""
 
     def __init__(self, tiers: Iterable[TierName], tag: Callable[[Flow], float]) -> None:
         self._heaps = {tier: FlowHeap() for tier in tiers}
@@ -152,7 +159,7 @@ class FlowHeaps:
         self._aside: list[tuple[FlowHeap, tuple[float, int, Flow]]] = []
 
     def push(self, flow: Flow) -> None:
-        """Add a flow, or note that its counter shrank."""
+        """Add a flow, or note that its key shrank."""
         self._heaps[flow.tier].push(flow)
 
     def discard(self, flow: Flow) -> None:
@@ -160,7 +167,7 @@ class FlowHeaps:
         self._heaps[flow.tier].discard(flow)
 
     def first(self) -> Flow | None:
-        """The flow with the smallest tag, over all tiers."""
+        """The flow that is next, over all tiers."""
         firsts = [flow for heap in self._heaps.values() if (flow := heap.first()) is not None]
         return min(firsts, key=self._tag, default=None)
 

@@ -7,7 +7,6 @@ constant is for: ``docs/scheduling.md``.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from chatsvc.limits import ServiceCost, TierName
 from chatsvc.scheduler.fair_flow import Charge, Demand, Flight, Flow, FlowHeaps, May, Waiting
 from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
+from chatsvc.scheduler.idle_users import IdleUsers
 from chatsvc.scheduler.kept_room import KeptRoom
 from chatsvc.scheduler.output_length import OutputEstimator
 from chatsvc.scheduler.standing import Standing, Standings
@@ -43,9 +43,8 @@ class FairQueue:
         self._line_of: dict[str, Flow] = {}
         self._flights: dict[str, Flight] = {}
         self._here = 0  # flights that are this engine's own
-        self._idle: list[tuple[float, str]] = []
-        self._warm = 0
-        """Waiting runs that have something in the prefix cache."""
+        self._idle: Final = IdleUsers(self._tag)
+        self._warm = 0  # waiting runs that have something in the prefix cache
         self._roof = 0.0
         """Most KV tokens that can be free, as seen when nothing ran."""
         self._parked: dict[str, Flow] = {}
@@ -65,7 +64,8 @@ class FairQueue:
         flow = self._flow(demand)
         is_first = not flow.waiting
         goes_first = is_first or demand.run_id < flow.head.demand.run_id
-        flow.waiting[demand.run_id] = Waiting(demand)
+        centre = min(self._prompt(demand), self._rules.quantum) / 2
+        flow.waiting[demand.run_id] = Waiting(demand, centre)
         self._line_of[demand.run_id] = flow
         self._warm += demand.cached_tokens > 0
         self._changes += 1
@@ -74,9 +74,12 @@ class FairQueue:
             self._unpark(flow)
         if is_first:
             # Idling earns no credit and forgives no debt.
-            start = self._time.start(self._least()) + self._time.offset(flow.tier)
-            flow.received += max(0.0, start - flow.counter)
+            start = self._time.start(self._least())
+            if start > self._tag(flow):
+                flow.received += start - self._tag(flow)
+                self._time.started(start)
             self._time.wait(flow.tier, flow.received)
+        if is_first or (goes_first and flow.entry):
             self._heaps.push(flow)
 
     def take(self, sequences: int, kv_tokens: int | None = None, may: May | None = None) -> list[Demand]:
@@ -109,6 +112,7 @@ class FairQueue:
         """Forget a waiting run. Unknown ids are fine; one under way stays."""
         if (flow := self._line_of.get(run_id)) is not None:
             self._leave(flow, run_id)
+            self._note_decrease(flow)
             self._note_idle(flow)
 
     def started(self, run_id: str, prompt_tokens: int, cached_tokens: int) -> None:
@@ -128,9 +132,8 @@ class FairQueue:
     def end(self, run_id: str, *, complete: bool = False) -> Charge | None:
         """A run under way has ended, in whatever way: it costs what it got, no more and no less.
 
-        A prompt that was not reported as read costs what was expected, for reading was under way. ``complete``: the run
-        came to its own end, so its length says something about lengths. Returns what it came to; None for ids that are
-        not under way.
+        A prompt that was not reported as read costs what was expected, for reading was under way. ``complete``: it came
+        to its own end, so its length says something about lengths. None for ids that are not under way.
         """
         flight = self._flights.get(run_id)
         if flight is None:
@@ -141,9 +144,8 @@ class FairQueue:
         if complete:
             self._estimator.observe(demand.user_id, flight.output_tokens)
         self._land(flight)
-        return Charge(
-            user_id=demand.user_id, tier=demand.tier, service=flight.received, output_tokens=flight.output_tokens
-        )
+        written = flight.output_tokens
+        return Charge(user_id=demand.user_id, tier=demand.tier, service=flight.received, output_tokens=written)
 
     def refund(self, run_id: str) -> None:
         """A run under way was not started here after all, or nothing of it was shown: it costs nothing."""
@@ -167,8 +169,7 @@ class FairQueue:
 
     def position(self, run_id: str) -> Standing | None:
         """Where a run stands; None when it does not wait. O(log n) amortised: a little out of date when many wait."""
-        flow = self._line_of.get(run_id)
-        if flow is None:
+        if (flow := self._line_of.get(run_id)) is None:
             return None
         if self._standings is None or self._changes - self._standings[0] > len(self._line_of) // 8:
             self._standings = (self._changes, self.standings())
@@ -216,8 +217,9 @@ class FairQueue:
         fitting: list[Flow] = []
         others: list[Flow] = []
         behind = False
+        farthest = math.inf
         while self._heaps.aside - len(others) < self._rules.candidates and (flow := self._heaps.first()) is not None:
-            if fitting and self._is_apart(flow, fitting[0], self._rules.quantum):
+            if self._tag(flow) > farthest or (fitting and self._is_apart(flow, fitting[0], self._rules.quantum)):
                 break
             if behind := not fitting and self._is_left_behind(others, flow):
                 break
@@ -230,14 +232,22 @@ class FairQueue:
             if may is not None and not may(demand):
                 others.append(flow)
             elif demand.kv_tokens > free:
-                if not fitting:
-                    self._room.keep(demand.run_id, self._expected(demand))
+                farthest = min(farthest, self._passed_up_to(flow, is_next=not fitting))
             elif self._room.lets_pass(self._expected(demand)):
                 fitting.append(flow)
                 if not self._warm or flow.head.bypassed >= self._rules.most_bypasses:
                     break
         self._heaps.put_back()
         return self._fitting(free, None) if behind else fitting
+
+    def _passed_up_to(self, flow: Flow, *, is_next: bool) -> float:
+        """Up to which counter others may pass a user whose next run does not fit."""
+        demand = flow.head.demand
+        if demand.kv_tokens <= self._rules.large * self._roof:
+            return -math.inf
+        if is_next:
+            self._room.keep(demand.run_id, self._expected(demand))
+        return self._tag(flow) + self._expected(demand) / flow.weight
 
     def _is_left_behind(self, others: list[Flow], flow: Flow) -> bool:
         """Whether the first of those who are left to other engines must not see this one go first."""
@@ -273,8 +283,7 @@ class FairQueue:
 
     def _flow(self, demand: Demand) -> Flow:
         """The user's account, in the tier it has now."""
-        flow = self._flows.get(demand.user_id)
-        if flow is None:
+        if (flow := self._flows.get(demand.user_id)) is None:
             flow = self._flows[demand.user_id] = Flow(demand.user_id, demand.tier, self._weights[demand.tier])
         if not flow.has_work:
             self._time.work(flow.tier, 1)
@@ -380,21 +389,12 @@ class FairQueue:
             self._flows.clear()
             self._idle.clear()
             self._time.reset()
-        elif not flow.noted:
-            flow.noted = True
-            heapq.heappush(self._idle, (self._tag(flow), flow.user_id))
+        else:
+            self._idle.note(flow)
             self._forget_settled()
 
     def _forget_settled(self) -> None:
         many = len(self._idle) > max(KEPT_IDLE, len(self._flows) - len(self._idle))
         settled = self._time.start(self._least()) if many else self._time.now
-        while self._idle and self._idle[0][0] <= settled:
-            flow = self._flows[heapq.heappop(self._idle)[1]]
-            flow.noted = False
-            if flow.has_work:
-                continue
-            if self._tag(flow) <= settled:
-                del self._flows[flow.user_id]
-            else:
-                flow.noted = True
-                heapq.heappush(self._idle, (self._tag(flow), flow.user_id))
+        for flow in self._idle.settled(settled):
+            del self._flows[flow.user_id]

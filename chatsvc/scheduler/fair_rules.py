@@ -19,9 +19,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Service within which users count as equal, so that the warmer prefix may go first: about one reply."""
     most_bypasses: int = 4
     """How often a run that is next may see a warmer one go first."""
+    large: float = 0.125
+    """Share of the engine's KV tokens beyond which a run is large: room for it takes long to become free, so that
+    lighter ones may pass it. For others everybody waits: the room of the few that end next is enough."""
     most_passes: int = 32
-    """How many lighter runs may pass one that does not fit, before room is kept for it; together they may cost no more
-    than it does."""
+    """How many lighter runs may pass a large one that does not fit, before room is kept for it; together they may cost
+    no more than it does."""
     reach: float = 4096.0
     """How far, in service, users whose prefix is on another engine of the model may be behind those whose is here."""
     most_others: int = 64

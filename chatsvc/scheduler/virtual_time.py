@@ -26,6 +26,7 @@ class VirtualTime:
         self._offset: Final = dict.fromkeys(weights, 0.0)
         self._served = 0.0
         self._most_ahead = 0.0
+        self._latest = 0.0
         self.now = 0.0
         """Nobody who begins to wait begins before this. Never goes back."""
 
@@ -60,8 +61,8 @@ class VirtualTime:
     def start(self, least: float | None) -> float:
         """Where a user begins who begins to wait: at the mean of what those who wait have received.
 
-        ``least`` is the smallest counter among them: a newcomer is not put behind who is next, save for the time that
-        has gone by since that one began to wait.
+        ``least`` is the counter of who is next: a newcomer is not put behind it, save for the time that has gone by
+        since that one began to wait. Nor is it put before others who began lately, by more than is charged ahead.
         """
         if least is None:
             return self.now
@@ -69,7 +70,11 @@ class VirtualTime:
         for tier, users in self._waiting.items():
             total += self._weights[tier] * (self._received[tier] - users * self._offset[tier])
             weight += self._weights[tier] * users
-        return max(self.now, self._served - self._most_ahead, min(total / weight, least))
+        return max(self.now, max(self._served, self._latest) - self._most_ahead, min(total / weight, least))
+
+    def started(self, tag: float) -> None:
+        """A user began to wait with this counter."""
+        self._latest = max(self._latest, tag)
 
     def dispatched(self, tag: float, ahead: float) -> None:
         """A user with this counter, charged ahead so much of it, was next.
@@ -95,7 +100,7 @@ class VirtualTime:
 
     def reset(self) -> None:
         """Nobody has work: all are equal again."""
-        self.now = self._served = self._most_ahead = 0.0
+        self.now = self._served = self._latest = self._most_ahead = 0.0
         for tier in self._offset:
             self._offset[tier] = 0.0
 

@@ -233,8 +233,9 @@ def test_what_is_charged_is_what_was_delivered_whatever_the_end(parts, how, cach
 
 def test_a_run_that_was_refunded_cost_nothing():
     line = queue()
-    put(line, demand("u", prompt=5000), *(demand("u") for _ in range(9)), *(demand("v") for _ in range(9)))
+    put(line, demand("u", prompt=5000))
     (first,) = line.take(1)
+    put(line, *(demand("u") for _ in range(9)), *(demand("v") for _ in range(9)))
     line.started(first.run_id, 5000, 0)
     line.refund(first.run_id)
     assert serve_all(line, 8).count("u") == 4
@@ -281,7 +282,7 @@ def test_only_what_fits_is_taken():
 
 
 def test_lighter_runs_pass_one_that_does_not_fit_but_not_for_ever():
-    line = queue(most_passes=4)
+    line = queue(most_passes=4, quantum=0)
     assert len(put(line, demand("filler", most=400))) == len(line.take(1, 40_000))
     (book,) = put(line, demand("book", prompt=30_000))
     put(line, *(demand(f"u{n}") for n in range(20)))
@@ -292,7 +293,7 @@ def test_lighter_runs_pass_one_that_does_not_fit_but_not_for_ever():
 
 
 def test_what_passes_a_large_run_costs_no_more_than_it():
-    line = queue()
+    line = queue(quantum=0)
     put(line, demand("filler"))
     line.take(1, 2000)
     put(line, demand("large", prompt=900, most=900))
@@ -300,6 +301,38 @@ def test_what_passes_a_large_run_costs_no_more_than_it():
     expected = 100 + 3 * OutputEstimator.FIRST_GUESS
     passed = [one for _ in range(10) for one in line.take(1, 1000)]
     assert len(passed) == (900 + 3 * OutputEstimator.FIRST_GUESS) // expected
+
+
+def test_a_run_that_is_not_large_is_not_passed():
+    line = queue()
+    put(line, demand("filler"))
+    line.take(1, 10_000)
+    put(line, *(demand("greedy", most=1100) for _ in range(3)), *(demand(f"u{n}") for n in range(20)))
+    first = line.take(1, 1300)
+    assert first[0].user_id == "greedy"
+    put(line, demand("behind"))
+    assert line.take(1, 599) == []
+    assert line.take(9, 5000)[0].user_id == "u0"
+
+
+def test_of_two_that_do_not_fit_neither_is_passed_by_who_is_ahead_of_either_by_more_than_it_costs():
+    line = queue(quantum=0)
+    put(line, demand("filler"), demand("ahead", prompt=10))
+    _, one = line.take(2, 10_000)
+    put(line, demand("ahead"), demand("book", prompt=9000), demand("leaflet", prompt=2000))
+    serve(line, one, tokens=3000)
+    # 9,010 of service ahead of both: less than the book's, more than the leaflet's.
+    assert line.take(1, 1000) == []
+    line.discard(next(run_id for run_id, flow in line._line_of.items() if flow.user_id == "leaflet"))
+    assert line.take(1, 1000)[0].user_id == "ahead"
+
+
+def test_half_of_a_prompt_counts_before_it_is_read_but_no_more_than_half_a_quantum():
+    line = queue(quantum=400)
+    put(line, demand("long", prompt=350), demand("short", prompt=10))
+    assert [one.user_id for one in line.take(2)] == ["short", "long"]
+    put(line, demand("a", prompt=5000), demand("b", prompt=400))
+    assert [one.user_id for one in line.take(2)] == ["a", "b"]
 
 
 def test_a_run_larger_than_the_shrunken_engine_is_in_nobodys_way_and_starts_when_it_has_grown_again():
@@ -326,7 +359,7 @@ def test_of_users_who_are_about_equal_the_warmest_goes_first():
 
 def test_a_run_is_bypassed_at_most_four_times():
     line = queue(quantum=1e9)
-    put(line, demand("cold"))
+    put(line, demand("cold", prompt=19))
     users = []
     for n in range(10):
         put(line, *(demand(f"warm{n}{m}", cached=90) for m in range(3)))
@@ -338,7 +371,8 @@ def test_warmth_buys_nothing_beyond_a_quantum():
     line = queue(quantum=300)
     put(line, *(demand("warm", cached=90) for _ in range(20)), *(demand("cold") for _ in range(20)))
     users = serve_all(line, 20, tokens=100)
-    assert 9 <= users.count("cold") <= 11
+    # A cold reply costs 400, a warm one 319.
+    assert 8 <= users.count("cold") <= 10
 
 
 # Positions ------------------------------------------------------------------------------------------------------------

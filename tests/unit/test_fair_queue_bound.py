@@ -138,9 +138,8 @@ class Scenario:
 
     @property
     def bound(self):
-        """docs/scheduling.md: 2 (max(q, A) + Z + E + A) + A."""
-        gap = max(QUANTUM, self.ahead) + self.largest + self.coming + self.ahead
-        return 2 * gap + self.ahead
+        """docs/scheduling.md: 2 (E + A + max(3q/2, A, Z))."""
+        return 2 * (self.coming + self.ahead + max(1.5 * QUANTUM, self.ahead, self.largest))
 
 
 class Running:
