@@ -5,6 +5,7 @@ import itertools
 import re
 
 import pytest
+from contrast import worst_contrast
 from folded import Folded, message_id
 from playwright.async_api import expect
 
@@ -131,6 +132,19 @@ async def test_what_is_learned_late_moves_nothing_that_is_read(visit):
     await expect(tab.button("Earlier messages are summarised")).to_be_attached()
     await expect(row(tab, 29).get_by_role("group", name="What this reply rests on")).to_be_visible()
     assert await tab.page.evaluate(where, message_id(29)) == pytest.approx(before, abs=1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_all_that_is_told_can_be_read_on_its_ground(visit, scheme):
+    tab = await visit(color_scheme=scheme)
+    await Folded(tab, texts_of(12), 5, {11: [0]}).open()
+    await expect(tab.reply.get_by_role("group", name="What this reply rests on")).to_be_visible()
+    await tab.page.locator(".meter").click()
+    worst = [await worst_contrast(tab)]
+    await tab.page.keyboard.press("Escape")
+    await tab.button("Earlier messages are summarised").click()
+    worst.append(await worst_contrast(tab))
+    assert min(worst)[0] >= 4.5, worst
 
 
 async def test_the_meter_tells_what_the_window_holds(visit):

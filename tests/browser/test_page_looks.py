@@ -3,6 +3,7 @@
 import pytest
 from chat_page import ChatPage
 from conftest import LAN_NAME
+from contrast import worst_contrast
 from playwright.async_api import expect
 from stand_ins import conversation_of
 
@@ -37,35 +38,7 @@ async def test_text_can_be_read_on_its_ground(visit, scheme):
     tab = await visit(color_scheme=scheme)
     await tab.send("Contrast.")
     await tab.reply_is("complete")
-    worst = await tab.page.evaluate(
-        """() => {
-          const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-          const rgba = (colour) => {
-            canvas.clearRect(0, 0, 1, 1);
-            canvas.fillStyle = colour;
-            canvas.fillRect(0, 0, 1, 1);
-            return [...canvas.getImageData(0, 0, 1, 1).data];
-          };
-          const ground = (node) => {
-            for (let at = node; at; at = at.parentElement) {
-              const colour = rgba(getComputedStyle(at).backgroundColor);
-              if (colour[3] === 255) return colour;
-            }
-            return [255, 255, 255, 255];
-          };
-          const linear = (part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
-          const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-          let worst = [21, ""];
-          for (const node of document.querySelectorAll("body *")) {
-            const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-            if (!own || node.closest(":disabled, .sr-only, .skip, noscript")) continue;
-            const [a, b] = [light(rgba(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-            const contrast = (a + 0.05) / (b + 0.05);
-            if (contrast < worst[0]) worst = [contrast, node.outerHTML.slice(0, 200)];
-          }
-          return worst;
-        }"""
-    )
+    worst = await worst_contrast(tab)
     assert worst[0] >= 4.5, worst
 
 
