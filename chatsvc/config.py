@@ -208,6 +208,12 @@ class ContextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """When a summary could not be made, the same turns are not tried again for so many seconds."""
     recall_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """Most tokens of old turns that are quoted for a new question; 0: none."""
+    recall_turns: Annotated[int, msgspec.Meta(ge=1, le=200)] = 32
+    """Most passages that are quoted for a new question, however short they are."""
+    embedder: str = "auto"
+    """What tells how close old turns are to a question in meaning. ``minilm``: the packaged all-MiniLM-L6-v2;
+    ``transformers:<model>`` or ``vllm:<model>``: an embedding model, by name or directory; ``none``: words alone
+    decide; ``auto``: MiniLM where it is installed, else none."""
     memory_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """Most tokens of a user's memories in a prompt, at most an eighth of the window; 0: none are shown."""
 

@@ -72,6 +72,8 @@ class ServerProcess:
             # Load balancers and readers need not be waited for when a test is over.
             "CHATSVC_SERVER_LEAVE_S": "0.4",
             "HF_HUB_OFFLINE": "1",
+            # Loading one takes seconds of processor time, and says nothing about the service.
+            "CHATSVC_CONTEXT_EMBEDDER": "none",
         }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CHATSVC_")}
         self.environment = {**inherited, **own, **(env or {})}

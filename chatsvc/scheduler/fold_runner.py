@@ -27,9 +27,10 @@ from chatsvc.prompt import Prompt, Sampling
 from chatsvc.run import Outcome, Run, RunKind, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.folds import Folds
+from chatsvc.scheduler.indexing import Indexer
 from chatsvc.scheduler.patience import patiently
 from chatsvc.scheduler.prompts import Prompts, Wanted
-from chatsvc.store import Committed, Store
+from chatsvc.store import Committed, RecallBranch, Store
 
 _log = structlog.get_logger(__name__)
 
@@ -66,11 +67,20 @@ class _Work:
 class FoldRunner:
     """Carries out claimed runs of kind *fold*. Stateless but for what is handed in."""
 
-    def __init__(self, *, store: Store, engines: Mapping[str, Engine], prompts: Prompts, folds: Folds) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engines: Mapping[str, Engine],
+        prompts: Prompts,
+        folds: Folds,
+        indexer: Indexer | None = None,
+    ) -> None:
         self._store = store
         self._engines = engines
         self._prompts = prompts
         self._folds = folds
+        self._indexer = indexer
         self.ended: Counter[tuple[str, str]] = Counter()
         """Folds ended by this process, by model and status."""
 
@@ -94,6 +104,7 @@ class FoldRunner:
             active.settling = True
             committed = await self._end(active, work)
             if committed:
+                self._index(run)
                 await self._go_on(active)
             return not isinstance(work.failure, _AWAY)
 
@@ -213,6 +224,12 @@ class FoldRunner:
         )
         return committed is Committed.YES
 
+    def _index(self, run: Run) -> None:
+        """What is folded now is to be found again by questions."""
+        if self._indexer is not None and run.fold_through_id is not None:
+            branch = RecallBranch(user_id=run.user_id, conversation_id=run.conversation_id, through=run.fold_through_id)
+            self._indexer.soon(branch, anew=True)
+
     async def _go_on(self, active: ActiveRun) -> None:
         """After the fold: the next one where there is more to fold, else warm what the next turn will begin with."""
         await self._until_interrupted(active, self._warm(active), None)
@@ -232,9 +249,9 @@ class FoldRunner:
         view = BranchView(summary=view.summary, pinned=view.pinned, verbatim=ended)
         if view.summary is None or not ended:
             return
-        # The question is the only part that the next prompt will not have.
+        # The question is the only part that the next prompt will not have; without a leaf nothing is recalled for it.
         prepared = await self._prompts.prepare(
-            Wanted(model=run.model, conversation=conversation, view=view, leaf_id=ended[-1].id, question="…")
+            Wanted(model=run.model, conversation=conversation, view=view, leaf_id=None, question="…")
         )
         usage = Usage()
         sampling = Sampling(max_tokens=1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -22,7 +22,7 @@ from chatsvc.clock import Clock
 from chatsvc.context.material import Recalled
 from chatsvc.context.passages import Words, cosines, question_keys
 from chatsvc.context.retrieve import Floats, Postings, best, fused, joined, words_scores
-from chatsvc.context.words import VERSION
+from chatsvc.context.words import VERSION, terms
 from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable, StoreUnavailable
 from chatsvc.inference.base import Engine
@@ -54,7 +54,11 @@ _SPEAKERS: Final = {Role.USER: "User", Role.ASSISTANT: "Assistant"}
 
 
 class Recall:
-    """See the module's docstring. ``embedder`` None: words alone decide. ``most``: passages that are quoted at most."""
+    """See the module's docstring.
+
+    ``embedder`` None: words alone decide. ``most``: passages that are quoted at most. ``may_work``: whether there is
+    time to index.
+    """
 
     def __init__(
         self,
@@ -62,14 +66,15 @@ class Recall:
         index: RecallIndex,
         engines: Mapping[str, Engine],
         embedder: Embedder | None,
-        indexer: Indexer,
         clock: Clock,
         most: int,
+        may_work: Callable[[], bool] = lambda: True,
     ) -> None:
         self._index = index
         self._engines = engines
         self._embedder = embedder
-        self._indexer = indexer
+        self.indexer = Indexer(index=index, embedder=embedder, clock=clock, may_work=may_work)
+        """To be kept running by one who serves."""
         self._clock = clock
         self._most = most
         self._answers: OrderedDict[tuple[object, ...], tuple[float, tuple[Recalled, ...]]] = OrderedDict()
@@ -94,6 +99,8 @@ class Recall:
         key = (branch, question, budget_tokens, model)
         if (kept := self._answers.get(key)) is not None and self._clock.monotonic() - kept[0] < _KEPT_S:
             return kept[1]
+        if not terms(question):
+            return ()  # nothing was said that could be compared
         try:
             async with asyncio.timeout(DEADLINE_S):
                 complete, found = await self._find(branch, question, budget_tokens, model)
@@ -113,7 +120,7 @@ class Recall:
         chunks = await self._index.chunks(branch, version=VERSION, embedder=name)
         lacking = not chunks or chunks[0].missing > 0 or self._lacks_vectors(chunks)
         if lacking:
-            self._indexer.soon(branch)
+            self.indexer.soon(branch)
         if not chunks:
             return False, ()
         vector = await _in_time(embedding)

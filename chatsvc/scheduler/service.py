@@ -16,6 +16,7 @@ from chatsvc.config import AuthMode, Config
 from chatsvc.errors import Draining, StoreUnavailable
 from chatsvc.events import Queued
 from chatsvc.inference.base import Engine, EngineHealth
+from chatsvc.inference.embedder import Embedder
 from chatsvc.limits import Principal
 from chatsvc.run import Run, RunStatus
 from chatsvc.scheduler.abandon import Abandonment
@@ -34,6 +35,7 @@ from chatsvc.scheduler.overdue import Overdue
 from chatsvc.scheduler.positions import Positions, Teller, Watch
 from chatsvc.scheduler.pressure import Pressure
 from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.recall import Recall
 from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage
 from chatsvc.scheduler.runner import Runner
@@ -65,8 +67,9 @@ class Scheduler:
         config: Config,
         clock: Clock,
         shared: SharedState | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
-        """``shared``: what replicas have in common; None: this is the only one."""
+        """``shared``: what replicas have in common; None: this is the only one. ``embedder`` None: recall by words."""
         self._store = store
         self._writer = writer
         self.engines = engines
@@ -103,7 +106,15 @@ class Scheduler:
         )
         self._forgetter = LogForgetter(log, store.deleted_runs)
         self._checkpoints = Checkpointer(store, clock, every_s=config.lease.checkpoint_s)
-        self.prompts = Prompts(engines, config.context)
+        self._recall = Recall(
+            index=store.recall,
+            engines=engines,
+            embedder=embedder,
+            clock=clock,
+            most=config.context.recall_turns,
+            may_work=lambda: all(map(self.pressure.allows_background, engines)),
+        )
+        self.prompts = Prompts(engines, config.context, self._recall)
         self._runner = Runner(
             store=store,
             writer=writer,
@@ -123,7 +134,13 @@ class Scheduler:
             config=config.context,
             may_work=self.pressure.allows_background,
         )
-        self._fold_runner = FoldRunner(store=store, engines=engines, prompts=self.prompts, folds=self.folds)
+        self._fold_runner = FoldRunner(
+            store=store,
+            engines=engines,
+            prompts=self.prompts,
+            folds=self.folds,
+            indexer=self._recall.indexer if config.context.recall_tokens else None,
+        )
         self.dispatcher = Dispatcher(
             store=store,
             lines=lines,
@@ -334,6 +351,7 @@ class Scheduler:
             tasks.create_task(self._checkpoints.run(), name="checkpoints")
             tasks.create_task(self._watch_health(), name="engine health")
             tasks.create_task(self.folds.run(), name="folds")
+            tasks.create_task(self._recall.indexer.run(), name="old passages to index")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
             tasks.create_task(self._abandonment.run(), name="abandoned replies")
             tasks.create_task(self._clear_temporary(), name="temporary conversations")
@@ -341,6 +359,7 @@ class Scheduler:
     async def aclose(self) -> None:
         """Cut what still runs, and give the lease up so that nobody waits for it to run out."""
         await self.dispatcher.aclose()
+        await self._recall.aclose()
         await self._overdue.aclose()
         await self._orphans.aclose()
         await self.replicas.aclose()

@@ -59,7 +59,6 @@ def recall_of(store, embedder=None, *, most=8):
         index=store.recall,
         engines={},
         embedder=embedder,
-        indexer=indexer_of(store, embedder),
         clock=SystemClock(),
         most=most,
     )
@@ -265,7 +264,7 @@ async def test_without_vectors_words_decide_and_the_vectors_are_made_up_for(stor
     await index(store, branch)
     recall = recall_of(store, embedder)
     assert (await ask(recall, branch, "question 1"))[0].text == "User: question 1"
-    await recall._indexer.step()
+    await recall.indexer.step()
     [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=embedder.name)
     assert chunk.vectors is not None
 
@@ -280,7 +279,7 @@ async def test_vectors_of_another_model_are_not_compared(store, world, embedder)
     assert chunk.vectors is None
     recall = recall_of(store, other)
     assert await ask(recall, branch, "question 1")
-    await recall._indexer.step()
+    await recall.indexer.step()
     [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=other.name)
     assert chunk.vectors is not None
 
@@ -330,7 +329,7 @@ async def test_what_is_not_indexed_yet_is_asked_for_by_the_first_question(store,
     recall = recall_of(store)
     branch = branch_of(conversation, path[-1])
     assert "User: question 5" not in {turn.text for turn in await ask(recall, branch, "question 5")}
-    await recall._indexer.step()
+    await recall.indexer.step()
     assert (await ask(recall, branch, "question 5"))[0].text == "User: question 5"
 
 

