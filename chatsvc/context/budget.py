@@ -6,7 +6,7 @@
     reply      what the request asks for, or min(4,096, window / 4)
     summary    at most a quarter of the history
     pinned     at most a quarter
-    recalled   at most a quarter, and no more than is configured
+    recalled   at most an eighth, and no more than is configured
     question   whatever it needs: what is larger than all of the history is refused
     verbatim   the rest
 
@@ -29,7 +29,9 @@ DEFAULT_REPLY_TOKENS: Final = 4096
 RESERVE_SHARE: Final = 4
 """A quarter of a small window is kept for the reply, so that the last turn that still fits can be answered usefully."""
 PART_SHARE: Final = 4
-"""No part beside the question and what is verbatim takes more than this fraction of the history."""
+"""Neither the summary nor what is pinned takes more than this fraction of the history."""
+RECALL_SHARE: Final = 8
+"""Recalled turns are computed anew in every turn: in a small window they would crowd out what is not."""
 STEP_SHARE: Final = 3
 """Of the window: turns that are left out, or folded, in one step take no more."""
 SYSTEM_SHARE: Final = 2
@@ -90,7 +92,7 @@ def split(
         allowed=system_tokens + usable,
         summary=part,
         pinned=part,
-        recalled=min(recall_tokens, part),
+        recalled=min(recall_tokens, usable // RECALL_SHARE),
         step=max(1, min(step_tokens, window // STEP_SHARE, usual)),
     )
 

@@ -26,8 +26,11 @@ SUMMARY_SHARE: Final = 8
 """A summary takes an eighth of a small window at most."""
 ROOM_SHARE: Final = 0.8
 """History is folded before it fills the room that a prompt has for it: folding takes a while, and turns go on."""
-STEP_SHARE: Final = 5 / 9
-"""Of what starts a fold, so much is folded: a third of the window where 60 % of it starts one."""
+WINDOW_SHARE: Final = 3
+"""A third of the window is folded in one step."""
+STEP_SHARE: Final = 0.75
+"""But no more than this of what starts a fold. In a narrow room a step takes several of the few turns all the same:
+folding one by one would throw the cached prefix away in every turn."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -78,7 +81,7 @@ def plan(
     start = fold_at * window if room is None else min(fold_at * window, ROOM_SHARE * room)
     if sum(message.tokens for message in history) <= start:
         return None
-    step = min(step_tokens, int(STEP_SHARE * start))
+    step = min(step_tokens, window // WINDOW_SHARE, int(STEP_SHARE * start))
     *old, _newest = turns(history)
     count = tokens = 0
     for turn in old:

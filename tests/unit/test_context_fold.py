@@ -73,7 +73,7 @@ def test_a_fold_is_one_large_step_and_no_larger_than_it_may_be(turns, window, fo
     if len(starts) == 1:
         assert fold is None
         return
-    step = min(most, fold_at * window * 5 / 9)
+    step = min(most, window // 3, int(fold_at * window * 0.75))
     first = tokens(history[: starts[1]])
     assert fold.tokens <= max(step, first)
     after = next(place for place in [*starts, len(history)] if place > fold.messages)
@@ -96,7 +96,13 @@ def test_no_more_than_the_largest_step_is_folded_of_a_large_window():
 def test_history_is_folded_earlier_where_a_long_system_prompt_leaves_it_less_room():
     history = history_of([[(Role.USER, 10), (Role.ASSISTANT, 90)]] * 13)
     assert planned(history) is None
-    assert planned(history, room=1500).tokens <= 1500 * 0.8 * 5 / 9
+    assert planned(history, room=1500).tokens <= 1500 * 0.8 * 3 / 4
+
+
+def test_a_narrow_room_is_folded_in_steps_of_several_turns():
+    """With room for four turns: one by one would throw the cached prefix away in every turn."""
+    history = history_of([[(Role.USER, 150), (Role.ASSISTANT, 450)]] * 5)
+    assert planned(history, window=8192, room=3040).messages == 2 * 3
 
 
 def test_a_turn_larger_than_the_step_is_folded_by_itself():

@@ -181,7 +181,7 @@ def test_what_is_left_out_is_recalled_from_like_what_is_folded():
     left_out = prepared.report.left_out
     assert left_out > 0
     through = list(turns(branch))[left_out - 1][-1].id
-    assert recall.asked == [("ada", "conv_1", branch[-1].id, through, "which animal?", 96, "m")]
+    assert recall.asked == [("ada", "conv_1", branch[-1].id, through, "which animal?", 48, "m")]
     assert prepared.report.recalled[0].message_ids == ("msg_0",)
     assert "2026-01-01:\n> user: a cat\n" in prepared.prompt.messages[-1].content
     assert prepared.report.parts.recalled > 0
