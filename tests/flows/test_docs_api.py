@@ -41,7 +41,7 @@ async def test_the_examples_do_what_the_page_says(start_server):
     server = start_server("scripted:?tokens_per_s=20&tokens=100", CHATSVC_AUTH="none")
     script = f"\necho; echo '{MARK}'\n".join(EXAMPLES).replace("http://127.0.0.1:8080", server.base_url)
     print(said := await in_a_shell(script))
-    _, send, stream, resume, edit, stop, go_on, again, reads, delete, refused = said.split(MARK)
+    _, send, stream, resume, edit, stop, go_on, again, reads, memory, delete, refused = said.split(MARK)
     accepted = json.loads(send)
     assert accepted["status"] in {"queued", "streaming"}
     names, _ = events(stream)
@@ -70,6 +70,10 @@ async def test_the_examples_do_what_the_page_says(start_server):
     assert pinned["pinned"] is True
     assert [model["id"] for model in models["data"]] == ["scripted"]
     assert me["user"] == {"id": "local"}
+    me, memories, reworded = [json.loads(line) for line in split_answers(memory)]
+    assert me["memory"] is True
+    assert [kept["text"] for kept in memories["data"]] == ["I live in Lisbon."]
+    assert (reworded["id"], reworded["text"]) == (memories["data"][0]["id"], "I live in Porto.")
     assert delete.strip() == "204"
     shown = json.loads(re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[-1])
     assert json.loads(refused) == shown
