@@ -111,7 +111,10 @@ class Reader:
 
 async def conversations(count: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row: all conversations on so many replicas."""
-    async with deployment(count) as (urls, database), httpx.AsyncClient(timeout=120, limits=httpx.Limits()) as client:
+    async with (
+        deployment(count) as (urls, database),
+        httpx.AsyncClient(timeout=120, limits=httpx.Limits(keepalive_expiry=2)) as client,
+    ):
         readers = [Reader(client, urls, random.Random(number)) for number in range(options.conversations)]
         await asyncio.gather(*(reader.talk(options.turns, options.pause) for reader in readers))
         rows = await _rows(database)
@@ -133,7 +136,10 @@ async def conversations(count: int, options: argparse.Namespace) -> dict[str, An
 
 async def dispatches(count: int) -> dict[str, Any]:
     """Turns posted to one of two replicas, one at a time; those that the other one served."""
-    async with deployment(REPLICAS) as (urls, database), httpx.AsyncClient(timeout=60) as client:
+    async with (
+        deployment(REPLICAS) as (urls, database),
+        httpx.AsyncClient(timeout=60, limits=httpx.Limits(keepalive_expiry=2)) as client,
+    ):
         readers = [Reader(client, urls, random.Random(number)) for number in range(10)]
         for number, reader in enumerate(readers):
             await reader.turn(urls[number % REPLICAS])
