@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -39,8 +39,12 @@ VECTOR_S: Final = 0.25
 """For the question's vector. Later, words alone decide."""
 QUOTE_TOKENS: Final = 12
 """What the date and the marks around a quotation take, about."""
+LINE_TOKENS: Final = 3
+"""What the marks around a further line of it take."""
 SMALLEST: Final = 8
 """Tokens of room in which nothing worth quoting fits."""
+TOGETHER: Final = 4
+"""Neighbouring passages that are one quotation at most: what is one is shown or left out whole."""
 _CANDIDATES: Final = 2
 """Passages are read for so many times as many as may be chosen: some may be too long, or in the prompt already."""
 _OFFLOAD: Final = 512
@@ -129,8 +133,8 @@ class Recall:
             ranked = await asyncio.to_thread(_rank, chunks, question, vector, self._most * _CANDIDATES)
         else:
             ranked = _rank(chunks, question, vector, self._most * _CANDIDATES)
-        stored = await self._index.passages(branch.user_id, [place for place, _ in ranked])
-        scored = [(passage, ranked[passage.place - 1][1]) for passage in stored]
+        stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked])
+        scored = [Scored(passage, *ranked[passage.place - 1][1:]) for passage in stored]
         chosen = await self._within(scored, budget_tokens, model)
         return not lacking and (vector is not None or embedding is None), chosen
 
@@ -146,31 +150,25 @@ class Recall:
         task.add_done_callback(self._embedding.discard)
         return task
 
-    async def _within(
-        self, scored: Sequence[tuple[StoredPassage, float]], budget_tokens: int, model: str
-    ) -> tuple[Recalled, ...]:
-        """As many as fit, the best first. One that is too long for what is left is passed over."""
-        chosen: list[Recalled] = []
+    async def _within(self, scored: Sequence[Scored], budget_tokens: int, model: str) -> tuple[Recalled, ...]:
+        """As many as fit, the best first; neighbours are one quotation. What is too long for what is left is passed
+        over.
+        """
+        chosen: dict[int, Scored] = {}
         left = budget_tokens
-        for passage, score in scored:
+        for one in scored:
             if len(chosen) == self._most or left < SMALLEST:
                 break
-            if passage.pinned:
+            if one.passage.pinned:
                 continue  # it stands in the prompt as it is
-            text = f"{_SPEAKERS.get(passage.role, passage.role.value)}: {passage.text.strip()}"
-            tokens = await self._count(text, model)
-            if tokens + QUOTE_TOKENS <= left:
-                left -= tokens + QUOTE_TOKENS
-                chosen.append(
-                    Recalled(
-                        message_ids=(passage.message_id,),
-                        text=text,
-                        said_at=passage.said_at,
-                        score=round(score, 4),
-                        tokens=tokens,
-                    )
-                )
-        return tuple(chosen)
+            beside = one.position - 1 in chosen or one.position + 1 in chosen
+            tokens = await self._count(_line(one.passage), model) + (LINE_TOKENS if beside else QUOTE_TOKENS)
+            if tokens <= left:
+                left -= tokens
+                chosen[one.position] = one
+        quotes = [_quote(group) for group in _neighbours(chosen)]
+        counted = [msgspec.structs.replace(quote, tokens=await self._count(quote.text, model)) for quote in quotes]
+        return tuple(sorted(counted, key=lambda quote: -quote.score))
 
     async def _count(self, text: str, model: str) -> int:
         engine = self._engines.get(model)
@@ -187,6 +185,14 @@ class Recall:
         for task in self._embedding:
             task.cancel()
         await asyncio.gather(*self._embedding, return_exceptions=True)
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A passage, its place in the branch and its score."""
+
+    passage: StoredPassage
+    position: int
+    score: float
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -219,14 +225,42 @@ def scores_of(chunks: Sequence[StoredChunk], question: str, vector: Floats | Non
 
 def _rank(
     chunks: Sequence[StoredChunk], question: str, vector: Floats | None, count: int
-) -> list[tuple[tuple[int, int], float]]:
-    """The best passages as ((chunk, position), score)."""
+) -> list[tuple[tuple[int, int], int, float]]:
+    """The best passages: (chunk, position in it), position in the branch, score."""
     ranked = scores_of(chunks, question, vector)
-    places: list[tuple[tuple[int, int], float]] = []
+    places: list[tuple[tuple[int, int], int, float]] = []
     for position in best(ranked.scores, count):
         number = int(np.searchsorted(ranked.starts, position, side="right")) - 1
-        places.append(((chunks[number].id, position - ranked.starts[number]), float(ranked.scores[position])))
+        place = chunks[number].id, position - ranked.starts[number]
+        places.append((place, position, float(ranked.scores[position])))
     return places
+
+
+def _neighbours(chosen: Mapping[int, Scored]) -> Iterator[list[Scored]]:
+    """What was said one after the other, together, but not more than ``TOGETHER``; oldest first."""
+    group: list[Scored] = []
+    for position in sorted(chosen):
+        if group and (position != group[-1].position + 1 or len(group) == TOGETHER):
+            yield group
+            group = []
+        group.append(chosen[position])
+    if group:
+        yield group
+
+
+def _quote(group: Sequence[Scored]) -> Recalled:
+    ids = dict.fromkeys(one.passage.message_id for one in group)
+    return Recalled(
+        message_ids=tuple(ids),
+        text="\n".join(_line(one.passage) for one in group),
+        said_at=group[0].passage.said_at,
+        score=round(max(one.score for one in group), 4),
+        tokens=0,
+    )
+
+
+def _line(passage: StoredPassage) -> str:
+    return f"{_SPEAKERS.get(passage.role, passage.role.value)}: {passage.text.strip()}"
 
 
 async def _vector(embedder: Embedder, question: str) -> Floats | None:
