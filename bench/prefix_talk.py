@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -29,12 +30,16 @@ RECALLED_TURNS: Final = 4
 FRAME_TOKENS: Final = 24
 """Of a recalled turn: its date, the marks of its lines, its share of the sentence before all."""
 CACHE_TOKENS: Final = 50_000_000
+COMMON: Final = (
+    "time year people way day man thing woman life child world school state family student group country problem hand"
+    " part place case week company system program question work number night point home water room mother area money"
+).split()  # noqa: SIM905  # a list of that many words reads worse
 BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def words(name: str, tokens: int) -> str:
-    """A text of so many tokens that begins like no other."""
-    return "".join(f" {number}{name}"[:8] for number in range(tokens))
+    """A text of so many tokens, like no other but for chance: common words, of one token each in most vocabularies."""
+    return "".join(f" {word}" for word in random.Random(name).choices(COMMON, k=tokens))
 
 
 class Reminding:
