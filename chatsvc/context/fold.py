@@ -12,6 +12,7 @@ all older ones: folding costs what the new turns cost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,6 +32,12 @@ WINDOW_SHARE: Final = 3
 STEP_SHARE: Final = 0.75
 """But no more than this of what starts a fold. In a narrow room a step takes several of the few turns all the same:
 folding one by one would throw the cached prefix away in every turn."""
+
+
+OPENING: Final = "Facts\n- "
+STOPS: Final = ("\nuser:", "\nassistant:", "\nUser:", "\nAssistant:", "\n> ")
+"""Where a model begins to go on with the conversation, its notes are done."""
+_MOST_REPEATS: Final = 4
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -57,7 +64,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """What a summariser wrote."""
+    """What a summariser wrote behind ``OPENING``."""
 
     text: str
     tokens: int
@@ -105,7 +112,8 @@ def request(
 ) -> tuple[ChatMessage, ...]:
     """What the summariser is shown: the old summary and the turns to be folded, both as quoted data.
 
-    ``refused`` says what was wrong with the draft before.
+    ``refused`` says what was wrong with the draft before. The answer is begun already, with ``OPENING``: small models
+    go on with the conversation otherwise.
     """
     parts = ["Notes so far:", quoted(previous)] if previous else []
     parts += ["Messages to add to the notes:", *(f"{said.role.value}:\n{quoted(said.text)}" for said in messages)]
@@ -114,7 +122,11 @@ def request(
     parts.append(_ASK.format(words=words))
     if refused:
         parts.append(f"An earlier try was not usable: {refused}. Be brief.")
-    return (ChatMessage(Role.SYSTEM, _TASK), ChatMessage(Role.USER, "\n\n".join(parts)))
+    return (
+        ChatMessage(Role.SYSTEM, _TASK),
+        ChatMessage(Role.USER, "\n\n".join(parts)),
+        ChatMessage(Role.ASSISTANT, OPENING),
+    )
 
 
 def shortened(messages: Sequence[Said], most_chars: int) -> tuple[Said, ...]:
@@ -136,16 +148,25 @@ def accept(draft: Draft, *, source_tokens: int, cap_tokens: int) -> str:
 
     Only the form is judged. ``source_tokens`` are those of the old summary and the turns together.
     """
-    text = draft.text.strip()
-    if not any(character.isalnum() for character in text):
+    if not any(character.isalnum() for character in draft.text):
         raise SummaryRefused("it was empty")
+    if repeats(draft.text):
+        raise SummaryRefused("it said the same again and again")
     if draft.finish_reason != "stop":
         raise SummaryRefused("it was not finished")
     if draft.tokens > cap_tokens:
         raise SummaryRefused(f"it had {draft.tokens} tokens, and {cap_tokens} are allowed")
     if draft.tokens >= source_tokens:
         raise SummaryRefused("it was no shorter than what it was to stand for")
-    return text
+    text = draft.text.strip()
+    # A server that does not go on with what was begun begins anew.
+    return text if text.startswith(OPENING.split()[0]) else OPENING + text
+
+
+def repeats(text: str) -> bool:
+    """Whether a line comes again and again: a small model that has lost its way writes nothing else any more."""
+    lines = Counter(line.strip() for line in text.splitlines() if any(character.isalnum() for character in line))
+    return any(times > _MOST_REPEATS for times in lines.values())
 
 
 _TASK: Final = """\

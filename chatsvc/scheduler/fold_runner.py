@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from chatsvc.context.fold import Draft, Said, SummaryRefused, accept, request, shortened
+from chatsvc.context.fold import STOPS, Draft, Said, SummaryRefused, accept, repeats, request, shortened
 from chatsvc.conversation import Branch, BranchView
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, NotFound, SummaryChanged
 from chatsvc.ids import new_summary_id
@@ -39,8 +39,10 @@ PRIORITY: Final = 3
 TRIES: Final = 2
 MOST_ATTEMPTS: Final = 3
 """A fold that lost its worker or engine so often is failed: it may be what breaks them."""
-TEMPERATURES: Final = (0.2, 0.6)
-"""Of the first try and the second: what was wrong is not to be said again."""
+TEMPERATURES: Final = (0.5, 0.8)
+"""Of the first try and the second: what was wrong is not to be said again. Small models repeat themselves at less."""
+_OPENING_TOKENS: Final = 8
+"""More than the summary's first words have."""
 _SHRINK: Final = 0.9
 _SHORTENINGS: Final = 6
 _AWAY: Final = (EngineUnavailable, EngineFailed)
@@ -165,7 +167,8 @@ class FoldRunner:
 
     async def _draft(self, active: ActiveRun, work: _Work, prompt: Prompt, cap: int, number: int) -> Draft:
         run = active.run
-        sampling = Sampling(max_tokens=cap, temperature=TEMPERATURES[number])
+        # Room for the words that the summary begins with.
+        sampling = Sampling(max_tokens=max(1, cap - _OPENING_TOKENS), temperature=TEMPERATURES[number], stop=STOPS)
         before = work.usage
         work.usage = _sum(before, Usage(prompt_tokens=prompt.tokens))
         pieces: list[str] = []
@@ -188,6 +191,8 @@ class FoldRunner:
                         output_tokens=output_tokens,
                     ),
                 )
+                if "\n" in chunk.text and repeats("".join(pieces)):
+                    break  # nothing else will come; it is refused for that
         return Draft(text="".join(pieces), tokens=output_tokens, finish_reason=finish_reason)
 
     async def _end(self, active: ActiveRun, work: _Work) -> bool:
@@ -285,12 +290,17 @@ async def _fitting(engine: Engine, previous: str | None, said: Sequence[Said], c
     """The summariser's prompt, with the longest messages shortened where not all of it fits beside its answer."""
     most = engine.limits.most - cap
     chars = sum(len(each.text) for each in said)
-    prompt = await engine.render(request(previous, said, cap_tokens=cap, refused=refused))
+    shown = said
     for _ in range(_SHORTENINGS):
+        messages = request(previous, shown, cap_tokens=cap, refused=refused)
+        prompt = await engine.render(messages)
+        if not prompt.token_ids:
+            # A server on the far side need not know how to go on with an answer that was begun.
+            prompt = await engine.render(messages[:-1])
         if prompt.tokens <= most:
             break
         chars = int(chars * _SHRINK * most / prompt.tokens)
-        prompt = await engine.render(request(previous, shortened(said, chars), cap_tokens=cap, refused=refused))
+        shown = shortened(said, chars)
     return prompt
 
 

@@ -117,15 +117,15 @@ def test_the_newest_turn_is_never_folded_however_large():
 @given(st.text(), st.lists(st.builds(Said, st.sampled_from([Role.USER, Role.ASSISTANT, Role.TOOL]), st.text())))
 def test_no_text_begins_a_line_of_its_own_in_the_summarisers_prompt(previous, said):
     texts = [previous] * bool(previous) + [each.text for each in said]
-    _, user = request(previous, said, cap_tokens=100)
-    _, plain = request("x" * bool(previous), [Said(each.role, "x") for each in said], cap_tokens=100)
+    user = request(previous, said, cap_tokens=100)[1]
+    plain = request("x" * bool(previous), [Said(each.role, "x") for each in said], cap_tokens=100)[1]
     assert own_lines(user) == own_lines(plain)
     assert all(f"> {line}" in user.content for text in texts for line in text.splitlines())
 
 
 def test_a_second_try_is_told_what_was_wrong_with_the_first():
-    first = request(None, [Said(Role.USER, "hi")], cap_tokens=400)[-1].content
-    second = request(None, [Said(Role.USER, "hi")], cap_tokens=400, refused="it was not finished")[-1].content
+    first = request(None, [Said(Role.USER, "hi")], cap_tokens=400)[1].content
+    second = request(None, [Said(Role.USER, "hi")], cap_tokens=400, refused="it was not finished")[1].content
     assert "at most 200 words" in first
     assert "at most 100 words" in second
     assert "it was not finished" in second
@@ -145,10 +145,18 @@ def test_only_the_longest_messages_lose_their_middle_when_there_is_too_much(said
 
 
 GOOD = Draft(text=" Facts\nA cat. \n", tokens=20, finish_reason="stop")
+SAME = "- A cat.\n" * 5
 
 
 def test_a_draft_with_the_form_of_a_summary_is_taken_without_the_space_around_it():
     assert accept(GOOD, source_tokens=300, cap_tokens=100) == "Facts\nA cat."
+
+
+def test_a_draft_that_goes_on_with_the_opening_is_taken_with_it():
+    opening = request(None, [Said(Role.USER, "hi")], cap_tokens=400)[2]
+    assert opening.role is Role.ASSISTANT
+    draft = Draft(text="A cat.\n- A mat.\n", tokens=20, finish_reason="stop")
+    assert accept(draft, source_tokens=300, cap_tokens=100) == f"{opening.content}A cat.\n- A mat."
 
 
 @pytest.mark.parametrize(
@@ -159,8 +167,9 @@ def test_a_draft_with_the_form_of_a_summary_is_taken_without_the_space_around_it
         Draft(text="Facts\nA c", tokens=20, finish_reason="length"),
         Draft(text="Facts\nA c", tokens=20, finish_reason=None),
         Draft(text="Facts\nA cat.", tokens=101, finish_reason="stop"),
+        Draft(text=SAME, tokens=20, finish_reason="stop"),
     ],
-    ids=["empty", "marks only", "cut by its limit", "without an end", "over the cap"],
+    ids=["empty", "marks only", "cut by its limit", "without an end", "over the cap", "the same again and again"],
 )
 def test_an_empty_unfinished_or_too_long_draft_is_refused(draft):
     with pytest.raises(SummaryRefused):
