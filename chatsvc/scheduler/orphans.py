@@ -21,8 +21,11 @@ import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
+from chatsvc.events import Entry
+from chatsvc.limits import Usage
 from chatsvc.run import Outcome, Run, RunKind, RunStatus
 from chatsvc.scheduler.ending import end_queued, terminal_event_for
+from chatsvc.scheduler.lost_usage import CountTokens, usage_of_lost
 from chatsvc.store import SettledReply, Store
 from chatsvc.streamlog.base import Fenced, StreamLog
 from chatsvc.streamlog.snapshot import text_through
@@ -51,6 +54,8 @@ class _Shown(msgspec.Struct, frozen=True):
     text: str
     certain: bool
     """The log told. Otherwise this is the last checkpoint, and readers may have seen more."""
+    entries: tuple[Entry, ...] = ()
+    """What the log told, where it did."""
 
 
 class _LogAway(Exception):
@@ -60,7 +65,17 @@ class _LogAway(Exception):
 class Orphans:
     """Owns the tasks that settle. ``aclose`` it before the store."""
 
-    def __init__(self, *, store: Store, log: StreamLog, writer: LogWriter, clock: Clock, log_ttl_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        log: StreamLog,
+        writer: LogWriter,
+        clock: Clock,
+        log_ttl_s: float,
+        count_tokens: CountTokens,
+    ) -> None:
+        self._count_tokens = count_tokens
         self._store = store
         self._streamlog = log
         self._writer = writer
@@ -153,6 +168,7 @@ class Orphans:
             _log.info("orphan queued again", run_id=run.id)
             return
         stopped = run.stop_requested
+        usage = await self._usage(run, shown)
         # The log may have come back between the two looks at it.
         reply.last_seq = max(reply.last_seq, shown.seq) + (0 if shown.certain else LEAP)
         if not text:
@@ -165,7 +181,7 @@ class Orphans:
             text=text,
             last_seq=reply.seal(),
             finish_reason="stopped" if stopped else None,
-            usage=run.usage,
+            usage=usage,
             error_code=None if stopped else WorkerLost.code,
             error_message=None if stopped else LOST_MESSAGE,
         )
@@ -198,7 +214,20 @@ class Orphans:
             lost, shown = True, saved
         if lost:
             _log.warning("orphan's log was lost, or its end", run_id=run.id)
-        return _Shown(*shown, certain=not lost)
+        return _Shown(*shown, certain=not lost, entries=tuple(logged.entries))
+
+    async def _usage(self, run: Run, shown: _Shown) -> Usage:
+        """What it had used, as far as can be told."""
+        if not shown.entries:
+            return run.usage
+        generated = shown.text
+        if run.continues_message_id is not None:
+            try:
+                kept = await self._store.conversations.owner_of_message(run.user_id, run.continues_message_id)
+            except NotFound:
+                return run.usage
+            generated = generated.removeprefix(kept.content)
+        return await usage_of_lost(run, shown.entries, generated, self._count_tokens)
 
     async def _may_be_lost(self, run: Run, slack_s: float) -> bool:
         """Whether logs were lost since ``slack_s`` after a worker took the run. Raises ``LogUnavailable``."""

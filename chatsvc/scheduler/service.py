@@ -157,7 +157,14 @@ class Scheduler:
             log_ttl_s=self._log_ttl_s,
             gone=lambda run: self.dispatcher.interrupt(run.id, Interrupt.GONE),
         )
-        self._orphans = Orphans(store=store, log=log, writer=writer, clock=clock, log_ttl_s=self._log_ttl_s)
+        self._orphans = Orphans(
+            store=store,
+            log=log,
+            writer=writer,
+            clock=clock,
+            log_ttl_s=self._log_ttl_s,
+            count_tokens=self._count_tokens,
+        )
         self._lease = LeaseKeeper(
             store=store,
             dispatcher=self.dispatcher,
@@ -287,6 +294,10 @@ class Scheduler:
         except StoreUnavailable as error:
             _log.warning("whether others serve is not known", reason=error.detail)
             return False
+
+    async def _count_tokens(self, model: str, text: str) -> int | None:
+        engine = self.engines.get(model)
+        return None if engine is None else len(await engine.encode(text))
 
     # Behind the door ----------------------------------------------------------------------------------------------
 
