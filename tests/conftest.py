@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from chatsvc.embedded import embedded_postgres, embedded_redis
 from chatsvc.store import migrate, open_store
+
+# Read by a library when it is imported: no test looks for models elsewhere, and none waits until that has failed.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
