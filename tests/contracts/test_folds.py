@@ -174,19 +174,17 @@ async def test_a_conversation_that_outgrows_its_window_is_folded_again_and_again
 async def test_between_folds_every_prompt_begins_as_the_one_before_L11(talking, store):
     engine = Scribe("Facts\nA cat sat.")
     async with talking(engine) as talk:
-        breaks = 0
-        before = None
+        before, folded, folds = [], False, 0
         for _ in range(24):
             engine.prompts.clear()
             await talk.turn()
             prompt = next(each for each in engine.prompts if each.messages[0].content != TASK)
             # The newest message comes with what was recalled for it, and goes down as it was said.
             *stable, _ = prompt.messages
-            if before is not None and stable[: len(before)] != before:
-                breaks += 1
-            before = stable
+            assert (stable[: len(before)] == before) == (not folded)
             await talk.quiet()
-        assert breaks == len(await talk.summaries()) > 1
+            before, folded, folds = stable, len(await talk.summaries()) > folds, len(await talk.summaries())
+        assert folds > 1
 
 
 async def test_the_new_prefix_is_warm_when_the_next_turn_comes(talking, store):
