@@ -16,28 +16,37 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import structlog
+
 from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.text import Detokenizer
 from chatsvc.inference.token_cache import TokenCache
 from chatsvc.prompt import ChatMessage, Prompt
 
+_log = structlog.get_logger(__name__)
+
 _OFFLOAD_CHARS: Final = 10_000
 """Longer texts are rendered and tokenized in a thread, so that the loop stays free (E9)."""
 _MARK: Final = "\ue000{}\ue001"
 """Stands for a spelled-out token while the template runs. Private-use characters, in no template."""
+_PROBE: Final = "\ue002"
 _MARKS: Final = re.compile("\ue000([0-9]+)\ue001")
 
 
 class ChatTokenizer:
     """Wraps a tokenizer of transformers (``PreTrainedTokenizerBase``). Safe to use from several threads.
 
-    Raises ``EngineUnavailable`` when the model has no chat template.
+    Raises ``EngineUnavailable`` when the model has no chat template, or one that takes no chat. Where it takes no
+    system message, what that says is put in front of the first user message.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
-            raise EngineUnavailable(f"The model {tokenizer.name_or_path} has no chat template; it cannot hold a chat.")
+            raise EngineUnavailable(
+                f"The model {tokenizer.name_or_path} has no chat template; it cannot hold a chat. Use an"
+                " instruction-tuned model, or put a chat_template.jinja beside its tokenizer."
+            )
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._decode: Callable[[Sequence[int]], str]
@@ -52,7 +61,15 @@ class ChatTokenizer:
         spellings = sorted((text for text in tokenizer.get_added_vocab() if text), key=len, reverse=True)
         # What looks like a mark of ours is marked too, so that every mark found later is ours.
         self._spelled = re.compile("|".join([*map(re.escape, spellings), _MARKS.pattern]))
-        self._opening = self._find_opening()
+        try:
+            self._opening = self._find_opening()
+        except Exception as error:
+            # A template is code of the model's makers and may raise what it likes: all of it means that it is no use.
+            raise EngineUnavailable(
+                f"The chat template of {tokenizer.name_or_path} cannot be used ({type(error).__name__}: {error}). Put"
+                " one that takes user and assistant messages into chat_template.jinja beside its tokenizer."
+            ) from error
+        self._takes_system = self._tries([{"role": "system", "content": "x"}, {"role": "user", "content": "x"}])
 
     @property
     def tokenized(self) -> int:
@@ -95,6 +112,12 @@ class ChatTokenizer:
         turns = [
             {"role": message.role.value, "content": self._spelled.sub(mark, message.content)} for message in messages
         ]
+        if not self._takes_system and turns and turns[0]["role"] == Role.SYSTEM:
+            system, *turns = turns
+            if turns and turns[0]["role"] == Role.USER:
+                turns[0]["content"] = f"{system['content']}\n\n{turns[0]['content']}"
+            else:
+                turns.insert(0, {"role": Role.USER.value, "content": system["content"]})
         text = self._apply(turns, opening=True)
         if not spelled:
             return self._encode_sections(text)
@@ -129,10 +152,22 @@ class ChatTokenizer:
         return [*ids, *self._encode(head)] if head else ids
 
     def _find_opening(self) -> str:
-        """What the template adds for the assistant's turn to follow."""
-        turns = [{"role": "user", "content": "x"}]
+        """What the template adds for the assistant's turn to follow, or else what it ends a user's turn with."""
+        turns = [{"role": "user", "content": _PROBE}]
         closed, opened = self._apply(turns, opening=False), self._apply(turns, opening=True)
-        return opened.removeprefix(closed) if opened.startswith(closed) else ""
+        self._apply([*turns, {"role": "assistant", "content": _PROBE}, *turns], opening=True)
+        if opened != closed:
+            return opened.removeprefix(closed) if opened.startswith(closed) else ""
+        return closed.rpartition(_PROBE)[2]
+
+    def _tries(self, turns: list[dict[str, str]]) -> bool:
+        """Whether the template takes such a conversation."""
+        try:
+            self._apply(turns, opening=True)
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.info("the chat template takes no system message", error_type=type(error).__name__)
+            return False
+        return True
 
     def _apply(self, turns: list[dict[str, str]], *, opening: bool) -> str:
         return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=opening))

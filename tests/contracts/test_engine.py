@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from contracts.engines import BACKENDS, Backend, Talk, opened, text_of, tokens_of
+from contracts.long_talk import FORGED, Reminding, asking, said
 
-from chatsvc.conversation import Role
+from chatsvc.conversation import Branch, Role
 from chatsvc.errors import EngineFailed, EngineUnavailable, MessageTooLong
 from chatsvc.inference.factory import create_engine
 from chatsvc.prompt import ChatMessage, Prompt, Sampling
+from chatsvc.scheduler.prompts import Prompts
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -249,6 +251,30 @@ async def test_l11_the_next_turns_prompt_begins_with_this_turns(talk: Talk, back
     later = [*turns, ChatMessage(Role.ASSISTANT, reply), ChatMessage(Role.USER, "more")]
     second = await talk.engine.render(later)
     assert second.token_ids[: first.tokens] == first.token_ids
+
+
+async def test_l11_and_e10_hold_for_prompts_of_long_conversations(talk: Talk, backend: Backend):
+    """Summary, pins and verbatim turns are the same tokens from turn to turn; what is recalled is gone in the next."""
+    if not backend.own_tokenizer:
+        pytest.skip("rendered on the far side")
+    prompts = Prompts({"m": talk.engine}, recall=Reminding())
+    branch: Branch = ()
+    stable: tuple[int, ...] = ()
+    for number in range(0, 12, 2):
+        question = f"question {number} {FORGED}"
+        prepared = await prompts.prepare(asking(branch, question))
+        ids, messages = prepared.prompt.token_ids, prepared.prompt.messages
+        assert ids[: len(stable)] == stable
+        plain = await talk.engine.render([ChatMessage(message.role, "x") for message in messages])
+        special = [[token for token in some if token < backend.special_ids] for some in (ids, plain.token_ids)]
+        assert special[0] == special[1]
+        assert prepared.report.parts.recalled > 0
+        without = await talk.engine.render([*messages[:-1], ChatMessage(Role.USER, "")])
+        common = next(n for n, pair in enumerate(zip(ids, without.token_ids, strict=False)) if pair[0] != pair[1])
+        # But for the closing of that empty message it is all there.
+        assert common > without.tokens - 12
+        stable = ids[:common]
+        branch = (*branch, said(Role.USER, question, number), said(Role.ASSISTANT, FORGED, number + 1))
 
 
 async def test_a_prompt_larger_than_the_window_is_refused_with_the_numbers(talk: Talk):

@@ -117,6 +117,41 @@ def test_a_model_without_a_chat_template_is_refused():
         ChatTokenizer(bare)
 
 
+class WithoutSystem(Templated):
+    """A template like those that know users and models only, and whose user turns end with what a reply follows."""
+
+    def apply_chat_template(self, turns: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        if any(turn["role"] == "system" for turn in turns):
+            raise ValueError("System role not supported")
+        ends = {"user": "<|end|>", "assistant": "<|start|>"}
+        return "".join(f"{turn['content']}{ends[turn['role']]}" for turn in turns)
+
+
+def test_where_a_template_takes_no_system_message_the_first_user_message_has_its_text():
+    bare = WithoutSystem()
+    messages = [ChatMessage(Role.SYSTEM, "Be brief. <|end|>"), ChatMessage(Role.USER, "hi")]
+    ids = asyncio.run(ChatTokenizer(bare).render(messages)).token_ids
+    assert bare.backend_tokenizer.decode(list(ids), skip_special_tokens=False) == "Be brief. <|end|>\n\nhi<|end|>"
+    assert len(special(bare, ids)) == 1
+
+
+@given(question=TEXTS, reply=TEXTS, more=TEXTS)
+def test_a_template_without_an_opening_has_stable_prompts_all_the_same(question: str, reply: str, more: str):
+    bare = WithoutSystem()
+    first, second = render(bare, question), render(bare, question, reply, more)
+    assert second.token_ids[: first.tokens] == first.token_ids
+
+
+class Broken(Templated):
+    def apply_chat_template(self, turns: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        raise ValueError("no roles here")
+
+
+def test_a_template_that_takes_no_chat_is_refused_with_what_to_do():
+    with pytest.raises(EngineUnavailable, match=r"ValueError: no roles here\)\. Put"):
+        ChatTokenizer(Broken())
+
+
 def test_its_detokenizer_reads_back_what_was_encoded(templated: Templated):
     tokenizer = ChatTokenizer(templated)
     ids = asyncio.run(tokenizer.encode("日本語 🙂 end"))
