@@ -184,3 +184,26 @@ test("after a long prompt it is looked for a fold a few times, after a short one
   for (let count = 0; count < 20; count += 1) await beat();
   assert.equal(asked, 6);
 });
+
+test("what the stream did not tell of the newest reply is asked for once", async () => {
+  const asked: string[] = [];
+  const client: Partial<Client> = {
+    summaries: () => Promise.resolve({ data: [] }),
+    context: (response) => {
+      asked.push(response);
+      return Promise.resolve({ ...report(null), reply_reserve: 25, cached_tokens: 8 });
+    },
+  };
+  const { contexts, branch } = setUp([], client);
+  branch.value = [message("q1", "user"), { ...message("a1", "assistant"), status: "streaming" }];
+  contexts.wantLatest();
+  contexts.note("resp_a1", readUsed({ window: 100, prompt_tokens: 10, cached_tokens: null }));
+  branch.value = turns("1");
+  contexts.want("resp_a1");
+  assert.deepEqual(asked, []);
+  contexts.wantLatest();
+  await settled();
+  contexts.wantLatest();
+  assert.deepEqual(asked, ["resp_a1"]);
+  assert.deepEqual([contexts.latest.value?.reserve, contexts.latest.value?.cached], [25, 8]);
+});

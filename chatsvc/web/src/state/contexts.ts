@@ -95,9 +95,20 @@ export class Contexts {
     return (response === null ? undefined : this.degraded.value.get(response)) ?? [];
   }
 
+  /** Have all known of the newest reply: the stream tells most, and not at all times how much was ready from before. */
+  wantLatest(): void {
+    const reply = this.options.branch.peek().findLast(({ role }) => role === "assistant");
+    const response = reply && !isRunning(reply) ? reply.response_id : null;
+    if (response !== null && this.used.peek().get(response)?.reserve === null) this.enqueue(response);
+  }
+
   /** Have it known, soon, what a reply was made of. */
   want(response: string | null): void {
-    if (response === null || this.asked.has(response) || this.used.peek().has(response)) return;
+    if (response !== null && !this.used.peek().has(response)) this.enqueue(response);
+  }
+
+  private enqueue(response: string): void {
+    if (this.asked.has(response)) return;
     this.asked.add(response);
     this.queue.push(response);
     if (!this.draining) void this.drain();

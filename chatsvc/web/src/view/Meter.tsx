@@ -1,6 +1,6 @@
 // How full the model's window is, and with what. A bar in the header; the numbers on a click.
 
-import { useId, useRef } from "preact/hooks";
+import { useRef } from "preact/hooks";
 import type { Thread } from "../state/thread.ts";
 import { PARTS, type Part, type Used } from "../stream/used.ts";
 import { openBeside } from "./popup.ts";
@@ -19,13 +19,13 @@ const count = (tokens: number): string => tokens.toLocaleString();
 
 export function Meter({ thread }: { thread: Thread }) {
   const used = thread.contexts.latest.value;
-  const id = useId();
   const popup = useRef<HTMLDivElement>(null);
   if (!used) return null;
   const share = Math.round((100 * used.prompt) / used.window);
   const label = `Context: ${share} % of the model's window is used`;
   const open = (event: MouseEvent): void => {
     if (!popup.current || !(event.currentTarget instanceof Element)) return;
+    thread.contexts.wantLatest();
     openBeside(popup.current, event.currentTarget);
     popup.current.focus(); // the browser gives it back to the button
   };
@@ -35,7 +35,6 @@ export function Meter({ thread }: { thread: Thread }) {
         <Bar used={used} />
       </button>
       <div
-        id={id}
         ref={popup}
         class="menu meter-details"
         popover="auto"
