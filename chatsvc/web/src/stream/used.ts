@@ -58,7 +58,7 @@ function readSummary(data: Data): Used["summary"] {
   return typeof through === "string" ? { through, version: null } : null;
 }
 
-/** The first message of each recalled turn: an answer whose question was recalled with it needs no place of its own. */
+/** Where each recalled passage begins: what follows on a message that was recalled with it needs no place of its own. */
 export function turnsOf(recalled: readonly string[], parentOf: (id: string) => string | null | undefined): string[] {
   const all = new Set(recalled);
   return [...all].filter((id) => {
