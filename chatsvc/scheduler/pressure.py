@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -67,6 +67,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     def with_all_history(self) -> Terms:
         """The terms of a prompt in which nothing had to be left out."""
         return msgspec.structs.replace(self, degraded=tuple(what for what in self.degraded if what != HISTORY))
+
+
+class UsualReply(NamedTuple):
+    """A model's replies when nothing is asked for, in tokens; None: not known here."""
+
+    most: int | None
+    """The longest."""
+    reserve: int | None
+    """What of the window is kept free for one."""
 
 
 class Queue(Protocol):
@@ -127,12 +136,12 @@ class Pressure:
         *,
         named: bool,
         max_tokens: int | None,
-        reply_tokens: int | None,
+        usual: Callable[[str], UsualReply],
         is_ready: Callable[[str], bool],
     ) -> Terms:
         """On what terms a run is taken in that asks for this model; ``named``: not for want of another wish.
 
-        ``max_tokens`` is what was asked for, ``reply_tokens`` what a reply has at most when nothing was.
+        ``max_tokens`` is what was asked for, ``usual`` what a model's reply is when nothing was.
         """
         step = self.step(asked)
         model = asked
@@ -143,10 +152,13 @@ class Pressure:
             model = smaller if is_ready(smaller) and self.step(smaller) <= step else asked
         held = measures(step, tier)
         degraded = [MODEL] if model != asked else []
-        wanted = max_tokens or reply_tokens
-        if held.cap_tokens and (wanted is None or wanted > self._rules.max_tokens):
-            max_tokens = self._rules.max_tokens
-            degraded.append(MAX_TOKENS)
+        if held.cap_tokens:
+            most, reserve = (max_tokens, None) if max_tokens is not None else usual(model)
+            # What is asked for is kept free in the window: nobody is to get less of it for not having asked.
+            cap = min(self._rules.max_tokens, self._rules.max_tokens if reserve is None else reserve)
+            if most is None or most > cap:
+                max_tokens = cap
+                degraded.append(MAX_TOKENS)
         share = self._rules.history_share if held.less_history else 1.0
         if share < 1:
             degraded.append(HISTORY)

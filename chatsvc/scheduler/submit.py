@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from chatsvc.context.budget import reply_reserve
 from chatsvc.conversation import BranchView, Message
 from chatsvc.errors import (
     ConversationBusy,
@@ -31,7 +32,7 @@ from chatsvc.prompt import ContextReport
 from chatsvc.run import WaitingRun, waiting
 from chatsvc.scheduler.admission import EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
-from chatsvc.scheduler.pressure import Pressure, Terms
+from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
 from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
@@ -263,15 +264,20 @@ class Submitter:
         return _Taken(terms, prepared, charge, wish)
 
     def _terms(self, tier: TierName, wanted: Wanted, *, named: bool, may_move: bool = True) -> Terms:
-        engine = self._engines.get(wanted.model)
         return self._pressure.terms(
             tier,
             wanted.model,
             named=named,
             max_tokens=wanted.max_tokens,
-            reply_tokens=engine.limits.reply_tokens if engine else None,
+            usual=self._usual_reply,
             is_ready=self._is_ready if may_move else lambda _: False,
         )
+
+    def _usual_reply(self, model: str) -> UsualReply:
+        engine = self._engines.get(model)
+        if engine is None:
+            return UsualReply(None, None)
+        return UsualReply(engine.limits.reply_tokens, reply_reserve(engine.limits.window, None))
 
     def _refuse_late(self, wish: WaitingRun, place: Place) -> None:
         """Raises ``TooLate``: better a no at once than a yes after the deadline."""

@@ -8,7 +8,12 @@ import pytest
 from api_client import Api
 from reader import read_to_the_end
 
-ROOM = {"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "1000", "CHATSVC_TIERS_FREE_MAX_QUEUED": "5000"}
+ROOM = {
+    "CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "1000",
+    "CHATSVC_TIERS_FREE_MAX_QUEUED": "5000",
+    # The order alone is looked at: nobody is refused, however long they wait.
+    "CHATSVC_DEGRADATION_ENABLED": "false",
+}
 
 
 def user(client, server, name, tier="free"):

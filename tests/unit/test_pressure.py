@@ -9,7 +9,7 @@ from chatsvc.errors import TooLate
 from chatsvc.limits import TierName
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import TOP
-from chatsvc.scheduler.pressure import Pressure, Terms
+from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
 from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelays
 
 FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
@@ -132,13 +132,13 @@ class World:
         run = WaitingRun(id=run_id, user_id="ann", tier=tier, model=model, prompt_tokens=1, **fields)
         self.queues[model].waiting.setdefault(run_id, (run, self.clock.time))
 
-    def terms(self, tier=FREE, model="large", *, named=False, max_tokens=None, reply_tokens=4096) -> Terms:
+    def terms(self, tier=FREE, model="large", *, named=False, max_tokens=None, most=4096, reserve=2048) -> Terms:
         return self.pressure.terms(
             tier,
             model,
             named=named,
             max_tokens=max_tokens,
-            reply_tokens=reply_tokens,
+            usual=lambda _: UsualReply(most, reserve),
             is_ready=lambda name: name not in self.unready,
         )
 
@@ -189,8 +189,14 @@ def test_only_a_reply_that_could_have_been_longer_is_said_to_be_kept_short():
     assert (world.terms(max_tokens=50).max_tokens, world.terms(max_tokens=50).degraded) == (50, ("model",))
     assert world.terms(max_tokens=101).degraded == ("model", "max_tokens")
     assert world.terms(max_tokens=101).max_tokens == 100
-    assert world.terms(reply_tokens=80).max_tokens is None
-    assert world.terms(reply_tokens=None).max_tokens == 100
+    assert world.terms(most=80).max_tokens is None
+    assert world.terms(most=None, reserve=None).max_tokens == 100
+
+
+def test_who_asked_for_no_length_keeps_as_much_of_the_window_for_the_conversation():
+    world = World(max_tokens=1000).push(3)
+    assert world.terms(reserve=512).max_tokens == 512
+    assert world.terms(max_tokens=3000, reserve=512).max_tokens == 1000
 
 
 def test_less_history_and_a_shorter_queue_come_with_their_steps():

@@ -1,0 +1,68 @@
+"""Less history when it is tight: said only where something was left out, and the same prompt whenever it is made."""
+
+import asyncio
+
+import msgspec
+import pytest
+from running_scheduler import scheduler
+from store_world import World
+from streaming import soon
+
+from chatsvc.limits import Principal, TierName
+from chatsvc.run import RunStatus
+from chatsvc.scheduler import NewMessage
+
+FREE = Principal("alice", TierName.FREE)
+SCRIPT = "tokens_per_s=100&tokens=20&slots=1&window=2000"
+
+
+class Standing:
+    """A ladder that stays where it is."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def observe(self, now, delays):
+        return self.step
+
+
+@pytest.fixture
+def world(store):
+    return World(store)
+
+
+async def ended(store, run):
+    while not (state := await store.runs.get(run.user_id, run.id)).status.ended:
+        await asyncio.sleep(0.02)
+    return state
+
+
+def message(number, content="And what follows from that?"):
+    return NewMessage(content=content, client_msg_id=f"client {number}", max_tokens=15)
+
+
+async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_alike(store, world, tmp_path):
+    long, short = await world.conversation(), await world.conversation()
+    await world.turns(long, 100)
+    await world.turns(short, 1)
+    async with scheduler(store, tmp_path, script=SCRIPT) as made:
+        made.pressure._ladders["small"] = Standing(0)
+        before = (await made.submit(FREE, long.id, message(0))).run
+        assert before.degraded == ()
+        all_of_it = await store.runs.context(FREE.user_id, (await soon(ended(store, before))).id)
+        made.pressure._ladders["small"] = Standing(4)
+        at_once = (await made.submit(FREE, long.id, message(1))).run
+        waits = (await made.submit(msgspec.structs.replace(FREE), short.id, message(2))).run
+        assert (at_once.status, at_once.degraded) == (RunStatus.STREAMING, ("history",))
+        assert (waits.status, waits.degraded) == (RunStatus.QUEUED, ())
+        await soon(ended(store, at_once))
+        await soon(ended(store, waits))
+        # While the engine is busy the next one waits, and its prompt is made by the runner.
+        busy = (await made.submit(FREE, short.id, message(3))).run
+        later = (await made.submit(FREE, long.id, message(4))).run
+        assert (later.status, later.degraded) == (RunStatus.QUEUED, ("history",))
+        await soon(ended(store, busy))
+        await soon(ended(store, later))
+        cut = [await store.runs.context(FREE.user_id, run.id) for run in (at_once, later)]
+    assert all_of_it.left_out < cut[0].left_out <= cut[1].left_out
+    assert cut[1].prompt_tokens < 0.6 * all_of_it.window
