@@ -68,6 +68,7 @@ async def test_a_summary_that_changed_meanwhile_is_shown_beside_the_text_that_wa
     await area.fill("Mine.")
     await tab.page.keyboard.press("Escape")
     await expect(dialog).to_be_hidden()
+    await tab.page.reload()
     await tab.button("Earlier messages are summarised").tap()
     await expect(area).to_have_value("Mine.")  # not lost by leaving
     folded.change("Theirs.")

@@ -4,6 +4,7 @@ import { signal } from "@preact/signals";
 import { ApiError, type Client } from "../src/api/client.ts";
 import type { Message, Summary } from "../src/api/types.ts";
 import { Contexts } from "../src/state/contexts.ts";
+import { Drafts } from "../src/state/drafts.ts";
 import type { LiveReplies } from "../src/state/replies.ts";
 import { readUsed, type Used } from "../src/stream/used.ts";
 
@@ -38,11 +39,11 @@ const report = (through: string | null, version = 1): Record<string, unknown> =>
 });
 const settled = (): Promise<void> => new Promise((resolve) => setTimeout(resolve));
 
-function setUp(path: Message[], client: Partial<Client>) {
+function setUp(path: Message[], client: Partial<Client>, drafts = new Drafts(null)) {
   const branch = signal<readonly Message[]>([]);
   const replies = { live: signal(new Map()) } as unknown as LiveReplies;
   const known: Partial<Client> = { response: () => Promise.resolve({ status: "complete" }), ...client };
-  const contexts = new Contexts({ client: known as Client, conversation: signal("conv_1"), branch, replies });
+  const contexts = new Contexts({ client: known as Client, drafts, conversation: signal("conv_1"), branch, replies });
   branch.value = path;
   return { contexts, branch };
 }
@@ -147,8 +148,8 @@ test("a summary that changed meanwhile is fetched, what was written is kept, and
   const known = contexts.fold.value;
   assert.ok(known);
   newest = summary("a1", 2, "theirs");
-  const draft = { of: known, text: " mine " };
-  contexts.draft.value = draft;
+  const draft = { through: "a1", version: 1, text: " mine " };
+  contexts.write(draft);
   await assert.rejects(contexts.save(known, draft), (error: ApiError) => error.code === "summary_changed");
   assert.equal(contexts.fold.value?.text, "theirs");
   assert.equal(contexts.draft.value, draft);
@@ -206,4 +207,21 @@ test("what the stream did not tell of the newest reply is asked for once", async
   contexts.wantLatest();
   assert.deepEqual(asked, ["resp_a1"]);
   assert.deepEqual([contexts.latest.value?.reserve, contexts.latest.value?.cached], [25, 8]);
+});
+
+test("a summary that is being reworded waits for its writer to come back, until it is given up", async () => {
+  const client: Partial<Client> = { summaries: () => Promise.resolve({ data: [summary("a1")] }), context: () => Promise.resolve(report("a1")) };
+  const drafts = new Drafts(null);
+  const first = setUp(turns("1", "2"), client, drafts).contexts;
+  const draft = { through: "a1", version: 1, text: "half a th" };
+  first.write(draft);
+  first.dispose();
+  const second = setUp(turns("1", "2"), client, drafts).contexts;
+  second.read();
+  assert.deepEqual(second.draft.value, draft);
+  second.write(null);
+  const third = setUp(turns("1", "2"), client, drafts).contexts;
+  third.read();
+  assert.equal(third.draft.value, null);
+  await settled();
 });

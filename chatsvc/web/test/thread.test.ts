@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ApiError, type Client, type NewMessage } from "../src/api/client.ts";
 import type { Accepted, Conversation, ConversationRow, Message } from "../src/api/types.ts";
+import { Drafts } from "../src/state/drafts.ts";
 import type { LiveSurroundings } from "../src/state/replies.ts";
 import { Thread } from "../src/state/thread.ts";
 
@@ -80,6 +81,7 @@ function setUp(id: string | null, client: Partial<Client>) {
   const changes: ConversationRow[] = [];
   const thread = new Thread(id, {
     client: known as Client,
+    drafts: new Drafts(null),
     surroundings,
     wait: () => Promise.resolve(),
     mark: () => 0,

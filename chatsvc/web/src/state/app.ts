@@ -8,6 +8,7 @@ import { Markdown } from "../text/markdown.ts";
 import { Sanitiser } from "../text/sanitise.ts";
 import { browserSurroundings } from "./browser.ts";
 import { Chats, type Mark } from "./chats.ts";
+import { summaryDraft } from "./contexts.ts";
 import { Drafts, openStorage } from "./drafts.ts";
 import { Memories } from "./memories.ts";
 import { Notices } from "./notices.ts";
@@ -144,6 +145,7 @@ export class App {
   async deleteChat(id: string): Promise<void> {
     await this.chats.remove(id);
     this.drafts.set(id, "");
+    this.drafts.set(summaryDraft(id), "");
     if (this.thread.peek().id.peek() === id) this.router.go(null, "replace");
   }
 
@@ -160,6 +162,7 @@ export class App {
   private makeThread(id: string | null): Thread {
     const thread = new Thread(id, {
       client: this.client,
+      drafts: this.drafts,
       surroundings: this.surroundings,
       wait: (ms) => new Promise((resolve) => this.window.setTimeout(resolve, ms)),
       mark: () => this.chats.mark(),

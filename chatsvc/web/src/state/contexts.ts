@@ -7,6 +7,7 @@ import { computed, effect, signal, untracked, type ReadonlySignal, type Signal }
 import { ApiError, type Client } from "../api/client.ts";
 import { isRunning, type Message, type Summary } from "../api/types.ts";
 import { readUsed, type Used } from "../stream/used.ts";
+import type { Drafts } from "./drafts.ts";
 import type { LiveReplies } from "./replies.ts";
 
 /** A conversation of one turn has nothing that could be folded. */
@@ -17,15 +18,25 @@ const FOLDS_FROM = 0.4;
 /** For so many beats after such a reply it is looked whether there was one. */
 const BEATS = 5;
 
-/** A rewriting of a summary. */
+/** A rewriting of a summary: the last message and the version of the one that was read when it began, and the new text. */
 export interface Draft {
-  /** The summary that was read when it began, as it was then. */
-  readonly of: Summary;
+  readonly through: string;
+  readonly version: number;
   readonly text: string;
+}
+
+/** Under which name the draft of a conversation's summary is kept beside the drafts of messages. */
+export const summaryDraft = (conversation: string): string => `${conversation}#summary`;
+
+function parseDraft(json: string): Draft | null {
+  if (json === "") return null;
+  const { through, version, text } = JSON.parse(json) as Partial<Draft>;
+  return typeof through === "string" && typeof version === "number" && typeof text === "string" ? { through, version, text } : null;
 }
 
 export interface ContextsOptions {
   readonly client: Client;
+  readonly drafts: Drafts;
   readonly conversation: ReadonlySignal<string | null>;
   readonly branch: ReadonlySignal<readonly Message[]>;
   readonly replies: LiveReplies;
@@ -37,7 +48,8 @@ export class Contexts {
   /** What was given up for a reply, by response id. */
   private readonly degraded: Signal<ReadonlyMap<string, readonly string[]>> = signal(new Map());
   /** What is not saved yet. */
-  readonly draft: Signal<Draft | null> = signal(null);
+  readonly draft: ReadonlySignal<Draft | null>;
+  private readonly drafted: Signal<Draft | null> = signal(null);
   /** Whether the summary is open to be read. */
   readonly reading: Signal<boolean> = signal(false);
   private readonly summaries: Signal<ReadonlyMap<string, Summary>> = signal(new Map());
@@ -62,6 +74,7 @@ export class Contexts {
 
   constructor(private readonly options: ContextsOptions) {
     const { branch, replies } = options;
+    this.draft = this.drafted;
     const live = computed(() => {
       const last = branch.value.at(-1);
       const reply = last && replies.live.value.get(last.id);
@@ -145,8 +158,17 @@ export class Contexts {
 
   /** Show the summary, and see whether there is a newer one. */
   read(): void {
+    const id = this.options.conversation.peek();
+    if (id !== null && this.drafted.peek() === null) this.drafted.value = parseDraft(this.options.drafts.get(summaryDraft(id)));
     this.reading.value = true;
     void this.lookUp();
+  }
+
+  /** Keep a rewriting, until it is saved or given up (null); also past a reload. */
+  write(draft: Draft | null): void {
+    const id = this.options.conversation.peek();
+    this.drafted.value = draft;
+    if (id !== null) this.options.drafts.set(summaryDraft(id), draft === null ? "" : JSON.stringify(draft));
   }
 
   /** A reply has ended; its conversation may be folded behind it. */
@@ -172,7 +194,7 @@ export class Contexts {
     try {
       const stored = await this.options.client.rewriteSummary(id, summary, draft.text.trim());
       this.summaries.value = new Map(this.summaries.peek()).set(stored.through_message_id, stored);
-      if (this.draft.peek() === draft) this.draft.value = null;
+      if (this.drafted.peek() === draft) this.write(null);
     } catch (error) {
       if (error instanceof ApiError && error.status === 409) await this.lookUp();
       throw error;

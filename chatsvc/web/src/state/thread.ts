@@ -10,12 +10,14 @@ import { branchTo, headOrNewest, leafUnder, plant, siblingsOf, type Siblings, ty
 import { replyOf, userMessage } from "./accepted.ts";
 import type { Mark } from "./chats.ts";
 import { Contexts } from "./contexts.ts";
+import type { Drafts } from "./drafts.ts";
 import { LiveReplies, type LiveSurroundings } from "./replies.ts";
 
 export type ThreadState = "new" | "loading" | "ready" | "missing" | "failed";
 
 export interface ThreadOptions {
   readonly client: Client;
+  readonly drafts: Drafts;
   readonly surroundings: LiveSurroundings;
   readonly wait: Wait;
   /** Taken when a call goes out, and handed on with what it answers. */
@@ -86,7 +88,8 @@ export class Thread {
       onEnd: (message, reply) => this.finish(message, reply),
       refetch: () => this.load(),
     });
-    this.contexts = new Contexts({ client: options.client, conversation: this.id, branch: this.branch, replies: this.replies });
+    const { client, drafts } = options;
+    this.contexts = new Contexts({ client, drafts, conversation: this.id, branch: this.branch, replies: this.replies });
   }
 
   dispose(): void {

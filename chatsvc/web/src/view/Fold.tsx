@@ -80,7 +80,7 @@ function SummaryDialog({ thread, summary }: SummaryDialogProps) {
               class="button"
               ref={edit}
               onClick={() => {
-                contexts.draft.value = { of: summary, text: summary.text };
+                contexts.write({ through: summary.through_message_id, version: summary.version, text: summary.text });
               }}
             >
               Edit
@@ -106,9 +106,9 @@ function SummaryEditor({ thread, summary, draft }: SummaryEditorProps) {
   const area = useRef<HTMLTextAreaElement>(null);
   const [saving, setSaving] = useState(false);
   const [trouble, setTrouble] = useState<string | null>(null);
-  const { of, text } = draft;
+  const { through, version, text } = draft;
   // Reworded elsewhere, or the conversation was folded further.
-  const overtaken = summary.through_message_id !== of.through_message_id || summary.version !== of.version;
+  const overtaken = summary.through_message_id !== through || summary.version !== version;
   useLayoutEffect(() => area.current?.focus(), []);
   useLayoutEffect(() => fitHeight(area.current), [text]);
   const save = async (): Promise<void> => {
@@ -145,7 +145,7 @@ function SummaryEditor({ thread, summary, draft }: SummaryEditorProps) {
         aria-label="Summary text"
         value={text}
         onInput={(event) => {
-          contexts.draft.value = { of, text: event.currentTarget.value };
+          contexts.write({ through, version, text: event.currentTarget.value });
         }}
       />
       {trouble === null ? null : (
@@ -158,7 +158,7 @@ function SummaryEditor({ thread, summary, draft }: SummaryEditorProps) {
           type="button"
           class="button"
           onClick={() => {
-            contexts.draft.value = null;
+            contexts.write(null);
           }}
         >
           {overtaken ? "Keep the newer version" : "Cancel"}
