@@ -46,6 +46,10 @@ class _PartsCollector(Collector):
         yield CounterMetricFamily(
             "chatsvc_runs_abandoned", "Replies stopped because nobody read them.", self._scheduler.abandoned
         )
+        folds = CounterMetricFamily("chatsvc_folds_ended", "Folds this process ended.", labels=["model", "status"])
+        for (model, status), count in self._scheduler.folded.items():
+            folds.add_metric([model, status], count)
+        yield folds
         tokens = CounterMetricFamily("chatsvc_tokens", "Tokens of ended replies.", labels=["model", "kind"])
         for (model, kind), count in self._scheduler.tokens.items():
             tokens.add_metric([model, kind], count)

@@ -7,6 +7,7 @@
     dispatch.py   free slot → claim → task                      runner.py     one run, from claim to end: the main path
     lease.py      heartbeat, orphans                            checkpoint.py partial text, every 10 s
     positions.py  where a waiting run stands                    ending.py     how an end looks
+    folds.py      when a conversation is folded                 fold_runner.py one fold, from claim to end
 """
 
 from chatsvc.scheduler.request import NewAnswer, NewMessage

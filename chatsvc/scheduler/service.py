@@ -269,6 +269,11 @@ class Scheduler:
         return self._runner.ended
 
     @property
+    def folded(self) -> Mapping[tuple[str, str], int]:
+        """How many folds ended here, by model and status."""
+        return self._fold_runner.ended
+
+    @property
     def tokens(self) -> Mapping[tuple[str, str], int]:
         """How many tokens the replies that ended here used, by model and kind (prompt, cached, output)."""
         return self._runner.tokens
