@@ -23,9 +23,10 @@ MINUTES ?= 10
 SEED ?=
 REPLICAS ?= 3
 
-# The tests of one kind, file by file on JOBS processes; then one after the other those that bear no company. pytest
-# ends with 5 when there are none.
-pytest = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(1) and not alone" $(ARGS) || [ $$? -eq 5 ]; \
+# The tests of one kind, file by file on JOBS processes, the long ones of the browser first and the short ones of single
+# units last; then one after the other those that bear no company. pytest ends with 5 when there are none.
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+pytest = $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(1) and not alone" $(ARGS) || [ $$? -eq 5 ]; \
   $(BIN)/python -m pytest -m "$(1) and alone" $(ARGS) || [ $$? -eq 5 ]
 
 BIN := .venv/bin
