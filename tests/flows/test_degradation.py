@@ -172,3 +172,26 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
     falling = steps[restored_at:]
     assert falling == sorted(falling, reverse=True), steps
     assert max(steps) <= 4
+
+
+async def test_a_process_without_engines_judges_by_what_it_hears_of_the_queues(start_server, client, tmp_path):
+    shared = {
+        "CHATSVC_CONFIG": models(
+            tmp_path, large="scripted:?tokens_per_s=10&tokens=2000&slots=1", small="scripted:?slots=1"
+        ),
+        "CHATSVC_DEGRADATION_INTERVAL_S": "0.1",
+        "CHATSVC_TIERS_FREE_QUEUE_TARGET_S": "0.1",
+    }
+    worker = start_server("", **shared)
+    door = start_server("", beside=worker, CHATSVC_ROLES="api", **shared)
+    pro, free = user(client, door, "pat", PRO), user(client, door, "fay", FREE)
+    streaming = await pro.start("Go on and on.")
+    waiting = await free.start()
+    assert waiting["degraded"] == []
+    await until_step(client, door, 3)
+    late = await free.start()
+    assert (late["served_model"], late["degraded"]) == ("small", ["model", "max_tokens"])
+    seen = await read_to_the_end(client, free.stream_url(late))
+    assert seen.end.name == "done"
+    for api, reply in ((free, waiting), (pro, streaming)):
+        await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
