@@ -43,7 +43,21 @@ INVARIANTS = {
         WHERE (status = 'failed') <> (error_code IS NOT NULL)
            OR (status = 'stopped') <> (coalesce(finish_reason, '') = 'stopped')
            OR (status = 'complete') <> (coalesce(finish_reason, '') IN ('stop', 'length', 'tool_calls'))
-           OR (status IN ('complete', 'stopped', 'failed') AND last_seq < 1)""",
+           OR (status IN ('complete', 'stopped', 'failed') AND last_seq < 1 AND kind = 'reply')""",
+    "a fold is complete and left no summary": """
+        SELECT r.id FROM runs r WHERE r.kind = 'fold' AND r.status = 'complete' AND NOT EXISTS (
+            SELECT 1 FROM summaries s
+            WHERE s.conversation_id = r.conversation_id AND s.through_message_id = r.fold_through_id)""",
+    "a summary goes on from one of another branch": """
+        WITH RECURSIVE up (summary, previous, message) AS (
+            SELECT s.id, s.previous_id, s.through_message_id FROM summaries s WHERE s.previous_id IS NOT NULL
+            UNION ALL
+            SELECT up.summary, up.previous, m.parent_id FROM up JOIN messages m ON m.id = up.message
+            WHERE m.parent_id IS NOT NULL
+        )
+        SELECT s.id FROM summaries s WHERE s.previous_id IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM up JOIN summaries p ON p.id = up.previous AND p.through_message_id = up.message
+            WHERE up.summary = s.id)""",
 }
 
 

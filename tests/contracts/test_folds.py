@@ -6,6 +6,7 @@ from functools import partial
 
 import psycopg
 import pytest
+from chaos.settle import INVARIANTS
 from running_scheduler import scheduler, take_over
 from store_world import ALICE, World
 
@@ -169,6 +170,9 @@ async def test_a_conversation_that_outgrows_its_window_is_folded_again_and_again
         context = await store.runs.context("alice", (await talk.turn()).id)
         assert context.summary.id == summaries[0].id
         assert context.left_out == 0
+        await talk.quiet()
+        for what, statement in INVARIANTS.items():
+            assert await rows(talk.url, statement) == [], what
 
 
 async def test_between_folds_every_prompt_begins_as_the_one_before_L11(talking, store):
