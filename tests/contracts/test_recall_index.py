@@ -16,7 +16,7 @@ from chatsvc.inference.embedder import Embedder, unit
 from chatsvc.scheduler import recall as recall_module
 from chatsvc.scheduler.indexing import Indexer
 from chatsvc.scheduler.recall import Recall
-from chatsvc.store import RecallBranch
+from chatsvc.store import NewChunk, RecallBranch
 
 
 class Letters(Embedder):
@@ -151,6 +151,7 @@ async def test_nobody_finds_what_another_user_said(store, world):
     foreign = RecallBranch(user_id=BOB.user_id, conversation_id=conversation.id, through=path[-1])
     assert await ask(recall_of(store), branch, "question 1")
     assert await ask(recall_of(store), foreign, "question 1") == ()
+    assert await store.recall.chunks(foreign, version=VERSION, embedder=None) == ()
     [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=None)
     assert await store.recall.passages(BOB.user_id, [(chunk.id, 0)]) == ()
     assert (await store.recall.gap(foreign, version=VERSION)).message_ids == ()
@@ -181,6 +182,21 @@ async def test_a_conversation_that_is_deleted_while_it_is_indexed_leaves_nothing
     embedder.may_go.set()
     await indexing
     assert await rows(postgres_url, "SELECT * FROM recall_chunks") == []
+
+
+async def test_a_chunk_that_comes_during_a_delete_waits_for_it_and_is_not_kept(store, world, postgres_url):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 1)
+    branch = branch_of(conversation, path[-1])
+    chunk = NewChunk(previous_id=None, through=path[-1], message_ids=[], starts=[], ends=[], words=b"")
+    async with await psycopg.AsyncConnection.connect(postgres_url) as deleting:
+        await deleting.execute("UPDATE conversations SET head_message_id = NULL")
+        await deleting.execute("DELETE FROM conversations")
+        adding = asyncio.create_task(store.recall.add(branch, chunk, version=VERSION))
+        while not await rows(postgres_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            await asyncio.sleep(0.01)
+        await deleting.commit()
+    assert await adding is None
 
 
 async def test_indexing_again_changes_nothing(store, world, postgres_url, embedder):
