@@ -151,11 +151,11 @@ class FlowHeap:
 
 
 class FlowHeaps:
-    """A heap for each tier. Their firsts are compared by ``tag``, their counters as seen over all tiers."""
+    """A heap for each tier. Their firsts are compared by ``rank``."""
 
-    def __init__(self, tiers: Iterable[TierName], tag: Callable[[Flow], float]) -> None:
+    def __init__(self, tiers: Iterable[TierName], rank: Callable[[Flow], float]) -> None:
         self._heaps = {tier: FlowHeap() for tier in tiers}
-        self._tag = tag
+        self._rank = rank
         self._aside: list[tuple[FlowHeap, tuple[float, int, Flow]]] = []
 
     def push(self, flow: Flow) -> None:
@@ -169,7 +169,7 @@ class FlowHeaps:
     def first(self) -> Flow | None:
         """The flow that is next, over all tiers."""
         firsts = [flow for heap in self._heaps.values() if (flow := heap.first()) is not None]
-        return min(firsts, key=self._tag, default=None)
+        return firsts[0] if len(firsts) == 1 else min(firsts, key=self._rank, default=None)
 
     def set_aside(self, flow: Flow) -> None:
         """Look past the flow that ``first`` returned, until ``put_back``."""
@@ -205,3 +205,9 @@ class Flight:
         # What is given back is given back as it was taken, also when tiers and shares have changed meanwhile.
         self.weight = flow.weight
         self.lift = lift
+
+    @property
+    def charge(self) -> Charge:
+        """What it has come to."""
+        user_id, tier = self.demand.user_id, self.demand.tier
+        return Charge(user_id=user_id, tier=tier, service=self.received, output_tokens=self.output_tokens)

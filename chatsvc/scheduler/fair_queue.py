@@ -38,7 +38,7 @@ class FairQueue:
         self._rules: Final = Rules() if rules is None else rules
         self._time: Final = VirtualTime(weights, floor_share=self._rules.floor_share, quantum=self._rules.quantum)
         self._room: Final = KeptRoom(self._rules.most_passes)
-        self._heaps: Final = FlowHeaps(weights, self._tag)
+        self._heaps: Final = FlowHeaps(weights, self._rank)
         self._flows: dict[str, Flow] = {}
         self._line_of: dict[str, Flow] = {}
         self._flights: dict[str, Flight] = {}
@@ -48,7 +48,7 @@ class FairQueue:
         self._roof = 0.0
         """Most KV tokens that can be free, as seen when nothing ran."""
         self._parked: dict[str, Flow] = {}
-        """Users whose next run is larger than that. They wait for capacity to come back, in nobody's way."""
+        """Users whose next run is larger than that: they wait for capacity to come back."""
         self._changes = 0
         self._standings: tuple[int, Standings] | None = None
 
@@ -85,9 +85,8 @@ class FairQueue:
     def take(self, sequences: int, kv_tokens: int | None = None, may: May | None = None) -> list[Demand]:
         """Remove and return the runs to start now, the next first.
 
-        At most ``sequences``, and together they fit into ``kv_tokens`` (None: no limit) with prompt and ``max_tokens``.
-        From now on each is under way, until ``end`` or ``refund``. Those that ``may`` not start here are left to other
-        engines, unless who would go instead is ahead of them by more than the rules' ``reach``.
+        At most ``sequences``, and they fit into ``kv_tokens`` (None: no limit). Each is under way until ``end`` or
+        ``refund``. Those that ``may`` not start here are left to other engines, within the rules' ``reach``.
         """
         free = math.inf if kv_tokens is None else float(kv_tokens)
         if free > self._roof or not self._here:
@@ -117,15 +116,13 @@ class FairQueue:
 
     def started(self, run_id: str, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has read the prompt, and counted it. Only the first call counts."""
-        flight = self._flights.get(run_id)
-        if flight is not None and not flight.started:
+        if (flight := self._flights.get(run_id)) is not None and not flight.started:
             flight.started = True
             self._deliver(flight, self._cost.of_prompt(prompt_tokens, cached_tokens))
 
     def delivered(self, run_id: str, output_tokens: int) -> None:
         """The engine wrote so many more tokens."""
-        flight = self._flights.get(run_id)
-        if flight is not None and output_tokens > 0:
+        if (flight := self._flights.get(run_id)) is not None and output_tokens > 0:
             flight.output_tokens += output_tokens
             self._deliver(flight, self._cost.of_output(output_tokens))
 
@@ -135,17 +132,14 @@ class FairQueue:
         A prompt that was not reported as read costs what was expected, for reading was under way. ``complete``: it came
         to its own end, so its length says something about lengths. None for ids that are not under way.
         """
-        flight = self._flights.get(run_id)
-        if flight is None:
+        if (flight := self._flights.get(run_id)) is None:
             return None
-        demand = flight.demand
         if not flight.started:
-            self._receive(flight, self._prompt(demand))
+            self._receive(flight, self._prompt(flight.demand))
         if complete:
-            self._estimator.observe(demand.user_id, flight.output_tokens)
+            self._estimator.observe(flight.demand.user_id, flight.output_tokens)
         self._land(flight)
-        written = flight.output_tokens
-        return Charge(user_id=demand.user_id, tier=demand.tier, service=flight.received, output_tokens=written)
+        return flight.charge
 
     def refund(self, run_id: str) -> None:
         """A run under way was not started here after all, or nothing of it was shown: it costs nothing."""
@@ -158,9 +152,10 @@ class FairQueue:
     def standings(self) -> Standings:
         """Where every waiting run stands now. O(n log n)."""
         entries: list[tuple[float, str, float]] = []
+        boosts = {tier: self._time.boost(tier) for tier in self._weights}
+        ahead = {tier: self._edge(tier) - self._time.offset(tier) for tier in self._weights}
         for flow in self._flows.values():
-            tag = self._tag(flow)
-            weight = flow.weight * self._time.boost(flow.tier)
+            tag, weight = flow.counter + ahead[flow.tier], flow.weight * boosts[flow.tier]
             for run_id, waiting in flow.waiting.items():
                 service = self._expected(waiting.demand)
                 entries.append((tag, run_id, service))
@@ -174,7 +169,7 @@ class FairQueue:
         if self._standings is None or self._changes - self._standings[0] > len(self._line_of) // 8:
             self._standings = (self._changes, self.standings())
         _, seen = self._standings
-        return seen.of(run_id) or seen.at(self._tag(flow))
+        return seen.of(run_id) or seen.at(self._rank(flow))
 
     def left(self) -> list[float]:
         """Service that each run under way is still likely to come to, least first."""
@@ -199,13 +194,11 @@ class FairQueue:
 
     def _choose(self, free: float, may: May | None) -> Flow | None:
         """The user whose next run is to start, if there is one that may and fits."""
-        kept = self._kept()
-        if kept is not None and kept.head.demand.kv_tokens <= free:
+        if (kept := self._kept()) is not None and kept.head.demand.kv_tokens <= free:
             return kept
         if self._room.closed:
             return None
-        fitting = self._fitting(free, may)
-        if not fitting:
+        if not (fitting := self._fitting(free, may)):
             return None
         best = max(fitting, key=lambda flow: flow.head.demand.cached_tokens)
         for flow in fitting[: fitting.index(best)]:
@@ -271,6 +264,13 @@ class FairQueue:
     def _tag(self, flow: Flow) -> float:
         """The user's counter, as compared over all tiers."""
         return flow.counter - self._time.offset(flow.tier)
+
+    def _rank(self, flow: Flow) -> float:
+        """By what firsts of tiers are compared."""
+        return self._tag(flow) + self._edge(flow.tier)
+
+    def _edge(self, tier: TierName) -> float:
+        return self._time.edge(tier, self._cost.of_output(self._rules.lookahead * self._estimator.usual))
 
     def _is_apart(self, one: Flow, other: Flow, service: float) -> bool:
         return self._tag(one) > self._tag(other) + service / max(one.weight, other.weight)

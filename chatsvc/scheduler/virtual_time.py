@@ -20,6 +20,7 @@ class VirtualTime:
         self._weights: Final = dict(weights)
         self._floor_share: Final = floor_share
         self._slack: Final = quantum / max(weights.values())
+        self._most_edge: Final = quantum / 2
         self._working: Final = dict.fromkeys(weights, 0)
         self._waiting: Final = dict.fromkeys(weights, 0)
         self._received: Final = dict.fromkeys(weights, 0.0)
@@ -97,6 +98,14 @@ class VirtualTime:
         weight = sum(self._weights[tier] * users * self.boost(tier) for tier, users in self._working.items() if users)
         later = self.now + service / weight
         self.now = max(self.now, later if least is None else min(later, least + self._slack))
+
+    def edge(self, tier: TierName, service: float) -> float:
+        """How far a run of the tier counts as served before it is, when tiers are compared: by so much of its reply.
+
+        Counters say who has received less; among those who are even, who is worth more goes first. So weights are felt
+        in waiting times too, not only in shares.
+        """
+        return min(service, self._most_edge) / (self._weights[tier] * self.boost(tier))
 
     def reset(self) -> None:
         """Nobody has work: all are equal again."""

@@ -138,8 +138,8 @@ class Scenario:
 
     @property
     def bound(self):
-        """docs/scheduling.md: 2 (E + A + max(3q/2, A, Z))."""
-        return 2 * (self.coming + self.ahead + max(1.5 * QUANTUM, self.ahead, self.largest))
+        """docs/scheduling.md: 2 (E + A + max(2q, A, Z))."""
+        return 2 * (self.coming + self.ahead + max(2 * QUANTUM, self.ahead, self.largest))
 
 
 class Running:
