@@ -203,7 +203,7 @@ class Folds:
                 "fold queued",
                 run_id=queued.id,
                 conversation_id=conversation.id,
-                messages=fold.messages,
+                folded=fold.messages,
                 tokens=fold.tokens,
             )
         return True
