@@ -254,8 +254,9 @@ async def test_a_restarted_server_answers_what_was_queued_and_ends_what_was_runn
     assert (await read_to_the_end(client, api.stream_url(waiting))).end.data["finish_reason"] == "stopped"
 
 
+@pytest.mark.slow
 async def test_sigterm_with_100_open_streams_finishes_the_replies_and_is_gone_in_time(start_server, client):
-    server = start_server("scripted:?tokens_per_s=30&tokens=300&slots=128", CHATSVC_SERVER_GRACE_S="30")
+    server = start_server("scripted:?tokens_per_s=30&tokens=450&slots=128", CHATSVC_SERVER_GRACE_S="60")
     apis = [Api(client, server.base_url) for _ in range(34)]
     replies = [(api, reply) for api in apis for reply in await asyncio.gather(*(api.start() for _ in range(3)))][:100]
     async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as streams:
@@ -263,7 +264,7 @@ async def test_sigterm_with_100_open_streams_finishes_the_replies_and_is_gone_in
         async with asyncio.timeout(60):
             while "chatsvc_streams_open 100.0" not in (await apis[0].call("GET", "/metrics")).text:
                 await asyncio.sleep(0.02)
-        stopping = asyncio.create_task(asyncio.to_thread(server.stop, 30))
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop, 60))
         while (await apis[0].call("GET", "/readyz")).status_code != 503:
             await asyncio.sleep(0.01)
         refused = await apis[0].send(replies[0][1]["conversation_id"], "Late.")
