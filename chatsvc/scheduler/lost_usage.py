@@ -7,6 +7,7 @@ last checkpoint, up to ten seconds older, is the least.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -14,8 +15,9 @@ from chatsvc.errors import EngineUnavailable
 from chatsvc.events import Context, Entry
 from chatsvc.limits import Usage
 from chatsvc.run import Run
-from chatsvc.scheduler.admission import CHARS_PER_TOKEN
 
+BYTES_PER_TOKEN: Final = 4
+"""Where no tokenizer is at hand: about right for English, and for scripts whose characters have more bytes."""
 CountTokens = Callable[[str, str], Awaitable[int | None]]
 """From a model and a text to its tokens; None where the model is not in this process."""
 
@@ -31,7 +33,7 @@ async def usage_of_lost(run: Run, entries: Iterable[Entry], generated: str, coun
     except EngineUnavailable:
         counted = None
     if counted is None:
-        counted = len(generated) // CHARS_PER_TOKEN
+        counted = len(generated.encode()) // BYTES_PER_TOKEN
     return msgspec.structs.replace(
         run.usage,
         prompt_tokens=prompt_tokens,

@@ -1,6 +1,7 @@
 """``kill -9`` of the only worker in mid-reply: what every reader is told, what is kept, and that life goes on (L6)."""
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 
@@ -42,6 +43,8 @@ def aftermath(start_server):
             seen = await asyncio.gather(*staying, *come_back)
             told_s = time.monotonic() - killed_at
             messages = await api.messages(reply["conversation_id"])
+            states = [await api.state(each) for each in (first, reply)]
+            quota = (await api.call("GET", "/v1/me")).json()["quota"]
             following = await api.send(reply["conversation_id"], "Third.", max_tokens=5)
             assert following.status_code == 202, following.text
             await asyncio.to_thread(worker.start)
@@ -54,12 +57,25 @@ def aftermath(start_server):
                 seen=seen,
                 messages_before=messages_before,
                 messages=messages,
+                states=states,
+                quota=quota,
                 following=following.json(),
                 answer=answer,
                 messages_after=await api.messages(reply["conversation_id"]),
             )
 
     return asyncio.run(story())
+
+
+def test_what_the_dead_worker_held_is_free_again_and_what_was_shown_is_charged(aftermath):
+    usages = [state["usage"] for state in aftermath.states]
+    assert usages[1]["prompt_tokens"] > 0
+    shown = aftermath.messages[aftermath.reply["message_id"]]["content"]
+    # The process that judged has no tokenizer: it reckons with four bytes a token.
+    assert usages[1]["output_tokens"] >= len(shown.encode()) // 4
+    assert aftermath.quota["open_replies"]["used"] == 0
+    costs = [each["prompt_tokens"] - 0.9 * each["cached_tokens"] + 3 * each["output_tokens"] for each in usages]
+    assert aftermath.quota["budget"]["used"] == math.ceil(sum(costs))
 
 
 def test_kill_9_leaves_nothing_in_progress_and_tells_every_open_reader_within_10_seconds(aftermath):
