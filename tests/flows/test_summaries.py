@@ -75,6 +75,8 @@ async def test_a_conversation_outgrows_its_window_many_times_and_nothing_of_it_i
     me = (await api.call("GET", "/v1/me")).json()
     assert me["quota"]["open_replies"]["used"] == 0
     assert me["usage"]["prompt_tokens"] > sum(summary["tokens"] for summary in found)
+    assert (await api.call("DELETE", f"/v1/conversations/{conversation_id}")).status_code == 204
+    assert (await api.call("GET", f"/v1/conversations/{conversation_id}/summaries")).status_code == 404
 
 
 async def test_an_edit_of_a_summary_is_what_the_next_prompt_has_and_what_siblings_share(api):
