@@ -67,9 +67,10 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1000
     """Replies of this tier that may wait at the same time, those of all users together; more are refused."""
     queue_target_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5
-    """Waiting for so many seconds counts as too long: if it lasts, something is given up (``[degradation]``)."""
+    """When replies of this tier wait longer than so many seconds, and go on doing so, ``[degradation]`` begins."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60
-    """When that has come so far, what could only begin later than so many seconds after it came is refused."""
+    """On the steps of ``[degradation]`` that refuse what is late: a reply that would begin later than so many seconds
+    after its message, or has not begun by then."""
 
     def shortage(self, *, open_used: int, used: float, charge: float, waiting: int, must_wait: bool) -> Shortage | None:
         """What a user lacks for one more reply that is expected to cost ``charge``; None: it may come.
