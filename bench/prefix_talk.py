@@ -14,6 +14,7 @@ from chatsvc.context.assemble import ASKED as MARK
 from chatsvc.context.budget import reply_reserve
 from chatsvc.context.material import Recalled
 from chatsvc.conversation import BranchView, Conversation, Message, Role, Summary
+from chatsvc.inference.base import Engine
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.inference.scripted_cache import PrefixCache
 from chatsvc.inference.scripted_text import encode
@@ -87,9 +88,9 @@ class Planned:
 class Talk:
     """One conversation. Its turns are counted once its first fold was due, for all policies alike."""
 
-    def __init__(self, window: int, policy: str) -> None:
+    def __init__(self, window: int, policy: str, *, engine: Engine | None = None, system_tokens: int = SYSTEM) -> None:
         self.policy = policy
-        self.engine = ScriptedEngine(ScriptedOptions(window=window), model=MODEL)
+        self.engine = engine or ScriptedEngine(ScriptedOptions(window=window), model=MODEL)
         engines, config = {MODEL: self.engine}, ContextConfig()
         self.reminding = Reminding()
         self.prompts = Prompts(engines, config, self.reminding)
@@ -105,8 +106,8 @@ class Talk:
         )
         self.cache = PrefixCache(CACHE_TOKENS)
         self.conversation = Conversation(
-            id="conv_1", user_id="ada", title=None, system_prompt=words("s", SYSTEM), model=None, head_message_id=None,
-            pinned=False, temporary=False, created_at=BEGAN, updated_at=BEGAN,
+            id="conv_1", user_id="ada", title=None, system_prompt=words("s", system_tokens), model=None,
+            head_message_id=None, pinned=False, temporary=False, created_at=BEGAN, updated_at=BEGAN,
         )  # fmt: skip
         self.view = BranchView(summary=None, pinned=(), verbatim=())
         self.due = False
@@ -176,9 +177,11 @@ class Talk:
         )
         if self.policy == "ours":
             # As a fold's run does it: what the next turn will begin with is computed off its path.
-            warm = await self._prompt("…", recall=False)
-            self.computed += warm.tokens - self.cache.served(warm.token_ids)
-            self.cache.store(warm.token_ids)
+            await self._warmed(await self._prompt("…", recall=False))
+
+    async def _warmed(self, prompt: Prompt) -> None:
+        self.computed += prompt.tokens - self.cache.served(prompt.token_ids)
+        self.cache.store(prompt.token_ids)
 
 
 def tokens_of(messages: Sequence[Message]) -> int:

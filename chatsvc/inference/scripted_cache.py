@@ -17,8 +17,9 @@ BLOCK_TOKENS: Final = 16
 class PrefixCache:
     """Blocks of tokens by hash, at most ``capacity_tokens`` worth of them; 0 turns the cache off."""
 
-    def __init__(self, capacity_tokens: int) -> None:
-        self._capacity = capacity_tokens // BLOCK_TOKENS
+    def __init__(self, capacity_tokens: int, block_tokens: int = BLOCK_TOKENS) -> None:
+        self._block = block_tokens
+        self._capacity = capacity_tokens // block_tokens
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -34,7 +35,7 @@ class PrefixCache:
                 break
             self._blocks.move_to_end(block)
             blocks += 1
-        return blocks * BLOCK_TOKENS
+        return blocks * self._block
 
     def store(self, tokens: Sequence[int]) -> None:
         """Remember the full blocks of a sequence, pushing out the oldest."""
@@ -45,9 +46,8 @@ class PrefixCache:
         while len(self._blocks) > self._capacity:
             self._blocks.popitem(last=False)
 
-    @staticmethod
-    def _hashes(tokens: Sequence[int]) -> Iterator[int]:
+    def _hashes(self, tokens: Sequence[int]) -> Iterator[int]:
         chain = 0
-        for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            chain = hash((chain, tuple(tokens[start : start + BLOCK_TOKENS])))
+        for start in range(0, len(tokens) - self._block + 1, self._block):
+            chain = hash((chain, tuple(tokens[start : start + self._block])))
             yield chain

@@ -1,6 +1,7 @@
 """A branch as a prompt needs it: from its summary on, per branch, with its pins, and reading no more than it shows."""
 
 import json
+import random
 
 import psycopg
 import pytest
@@ -157,6 +158,61 @@ async def test_another_users_conversation_is_not_found(world, store):
     path = await world.turns(conversation, 1)
     with pytest.raises(NotFound):
         await store.conversations.view(BOB.user_id, conversation.id, path[-1])
+
+
+def random_tree(chance, size):
+    """Turns below random earlier ones: parents by id, ids in the order of their age."""
+    parents, replies = {}, [None]
+    for number in range(size):
+        asked, answered = f"m{2 * number:03}", f"m{2 * number + 1:03}"
+        parents[asked], parents[answered] = chance.choice(replies[-6:]), asked
+        replies.append(answered)
+    return parents
+
+
+def path_to(parents, leaf):
+    """From the root."""
+    path = [leaf]
+    while parents[path[-1]] is not None:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+async def test_over_random_trees_folded_and_shown_are_the_branch_and_pins_are_its_own(postgres_url, store):
+    chance = random.Random(7)
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as database:
+        await database.execute("INSERT INTO users (id, tier) VALUES ('alice', 'free')")
+        for number in range(12):
+            name = f"conv_{number}"
+            parents = random_tree(chance, 25)
+            pins = set(chance.sample(sorted(parents), 8))
+            through = chance.sample([message for message in parents if int(message[1:]) % 2], chance.randrange(8))
+            await database.execute("INSERT INTO conversations (id, user_id) VALUES (%s, 'alice')", [name])
+            for message, parent in parents.items():
+                await database.execute(
+                    "INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, created_at,"
+                    " pinned) VALUES (%s, 'alice', %s, %s, %s, 'x', 'complete', now() + %s * interval '1 s', %s)",
+                    [name + message, name, parent and name + parent, "assistant" if int(message[1:]) % 2 else "user",
+                     int(message[1:]), message in pins],
+                )  # fmt: skip
+            for message in sorted(through):
+                before = [other for other in path_to(parents, message)[:-1] if other in through]
+                previous = chance.choice([None, f"sum_{name}{before[-1]}"]) if before else None
+                await database.execute(
+                    "INSERT INTO summaries (id, user_id, conversation_id, through_message_id, version, previous_id,"
+                    " text, tokens) VALUES (%s, 'alice', %s, %s, 1, %s, 'x', 1)",
+                    [f"sum_{name}{message}", name, name + message, previous],
+                )
+            for leaf in parents:
+                path = path_to(parents, leaf)
+                seen = (await store.conversations.view("alice", name, name + leaf, leaf_may_be_folded=True))[1]
+                covered = max((place for place, message in enumerate(path) if message in through), default=-1)
+                assert shown(seen.verbatim) == [name + message for message in path[covered + 1 :]]
+                folded = path[: covered + 1]
+                assert (seen.summary.through_message_id if seen.summary else None) == (
+                    name + folded[-1] if folded else None
+                )
+                assert shown(seen.pinned) == [name + message for message in folded if message in pins]
 
 
 GROW = """
