@@ -3,26 +3,33 @@
     python bench/scheduler_sim.py [--trace NAME|FILE] [--policies ours,vtc,…] [--repeats 5] [--admit-every 10]
                                   [--plots DIR] [--json]
 
-A batching engine as discrete events, and the service's own queue beside others: plain VTC, VTC that knows all lengths,
-first come first served, tiers by strict priority, a limit of requests per minute. FILE is a CSV of arrival_s, user,
-prompt_tokens, output_tokens and, if it likes, tier. NAME is one of the made-up traces, or ``all`` of them. Each policy
-serves the same requests on the same engine; figures are means over the repeats, which differ in how long steps take.
+A batching engine as discrete events, and the service's own queue (``ours``) beside others: plain VTC, VTC that knows
+all lengths, first come first served, tiers by strict priority, a limit of requests per minute. ``service`` is the queue
+behind the service's door (open replies, budgets, queue caps) and under its degradation ladder, with default limits.
+FILE is a CSV of arrival_s, user, prompt_tokens, output_tokens and, if it likes, tier. NAME is one of the made-up
+traces, or ``all`` of them. Each policy serves the same requests on the same engine; figures are means over the repeats,
+which differ in how long steps take, and made-up traces in what is asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import structlog
 from sim_engine import Engine, Result, simulate
 from sim_metrics import WINDOW_S, by_second, figures, mean
 from sim_plots import Lines, draw
-from sim_policies import POLICIES, WEIGHTS
+from sim_policies import POLICIES, WEIGHTS, Policy
+from sim_service import Service
 from sim_traces import MADE, Trace, read
 
+ALL: Final[dict[str, Callable[[], Policy]]] = {**POLICIES, "service": Service}
 COLUMNS = (
     ("policy", 14),
     ("window max", 10),
@@ -63,6 +70,14 @@ def table(trace: Trace, policies: dict[str, dict[str, Any]]) -> None:
             print(f"{name:<14}  {tiers}")
 
 
+def phases(found: dict[str, Any]) -> None:
+    """Print how long each tier waited while capacity was what it was."""
+    print("\nseconds to dispatch, p99, of requests that came while so much of the engine was there")
+    for name, figures_of in found.items():
+        parts = (f"{phase['share']:.0%}: {phase['delay_p99_s']}" for phase in figures_of["phases"].values())
+        print(f"{name:<14}  " + "  ".join(parts).replace("'", ""))
+
+
 def service_lines(result: Result) -> Lines:
     """Weighted service per second of each user, in windows of a minute."""
     weight = {served.job.user: WEIGHTS[served.job.tier] for served in result.served}
@@ -88,25 +103,50 @@ def delay_lines(result: Result) -> Lines:
     }
 
 
-def run(trace: Trace, names: list[str], engine: Engine, repeats: int, plots: Path | None) -> dict[str, dict[str, Any]]:
-    """Serve a trace under each policy."""
+def step_lines(steps: list[tuple[float, int]], until_s: float) -> Lines:
+    """The ladder's step over time."""
+    line: list[tuple[float, float]] = []
+    for at, step in [*steps, (until_s, steps[-1][1])]:
+        line += [(at, line[-1][1] if line else 0.0), (at, float(step))]
+    return {"step": line}
+
+
+def run(traces: Sequence[Trace], names: list[str], engine: Engine, plots: Path | None) -> dict[str, dict[str, Any]]:
+    """Serve the traces, one a repeat, under each policy."""
+    trace = traces[0]
     found, first = {}, {}
+    steps: Lines = {}
     for name in names:
-        results = [simulate(trace, POLICIES[name](), engine, seed) for seed in range(repeats)]
-        found[name] = mean([figures(result) for result in results])
+        policies = [ALL[name]() for _ in traces]
+        results = [
+            simulate(one, policy, engine, seed) for seed, (one, policy) in enumerate(zip(traces, policies, strict=True))
+        ]
+        each = [figures(result) for result in results]
+        found[name] = mean(each)
+        for key in ("window_max", "window_mean", "accumulated_max"):
+            values = [one[key] for one in each]
+            found[name][f"{key}_range"] = f"{min(values):.0f}-{max(values):.0f}"
         first[name] = results[0]
+        if isinstance(policies[0], Service):
+            found[name]["step_changes"] = sum(len(one.steps) - 1 for one in policies) / len(policies)
+            found[name]["most_steps"] = max(step for one in policies for _, step in one.steps)
+            steps = step_lines(policies[0].steps, results[0].ended_s)
     if plots is not None:
         services = {name: service_lines(result) for name, result in first.items()}
         draw(plots / f"service-{trace.name}.svg", f"{trace.name}: weighted service per user", "per second", services)
         waits = {name: delay_lines(result) for name, result in first.items()}
-        draw(plots / f"delay-{trace.name}.svg", f"{trace.name}: time in the queue by tier", "seconds", waits)
+        apart = {}
+        if steps:
+            waits["service: the ladder"] = steps
+            apart["service: the ladder"] = "step"
+        draw(plots / f"delay-{trace.name}.svg", f"{trace.name}: time in the queue by tier", "seconds", waits, apart)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", default="people", help=f"a CSV file, or {', '.join(MADE)}, or all")
-    parser.add_argument("--policies", default=",".join(POLICIES), help=f"of {', '.join(POLICIES)}")
+    parser.add_argument("--policies", default=",".join(ALL), help=f"of {', '.join(ALL)}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--admit-every", type=int, default=Engine().admit_every, help="steps between looks at the queue"
@@ -115,23 +155,30 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     names = arguments.policies.split(",")
-    if unknown := [name for name in names if name not in POLICIES]:
-        parser.error(f"unknown policy {unknown[0]}; there are {', '.join(POLICIES)}")
+    if unknown := [name for name in names if name not in ALL]:
+        parser.error(f"unknown policy {unknown[0]}; there are {', '.join(ALL)}")
+    # What the ladder does is in the figures.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     engine = Engine(admit_every=arguments.admit_every)
+    repeats = range(arguments.repeats)
     if arguments.trace == "all":
-        traces = [make() for make in MADE.values()]
+        repeated = [[make(seed) for seed in repeats] for make in MADE.values()]
     elif arguments.trace in MADE:
-        traces = [MADE[arguments.trace]()]
+        repeated = [[MADE[arguments.trace](seed) for seed in repeats]]
     elif Path(arguments.trace).is_file():
-        traces = [read(Path(arguments.trace))]
+        repeated = [[read(Path(arguments.trace))] * arguments.repeats]
     else:
         parser.error(f"{arguments.trace}: no such file, and no made-up trace of that name ({', '.join(MADE)})")
-    for trace in traces:
-        policies = run(trace, names, engine, arguments.repeats, arguments.plots)
+    for traces in repeated:
+        trace = traces[0]
+        policies = run(traces, names, engine, arguments.plots)
         if arguments.json:
-            print(json.dumps({"trace": trace.name, "policies": policies}))
+            # Of several traces each says which it is.
+            print(json.dumps({"policies": policies} | ({"trace": trace.name} if len(repeated) > 1 else {})))
         else:
             table(trace, policies)
+            if len(trace.capacity) > 1:
+                phases(policies)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import random
 from collections import deque
 
 import msgspec
-from sim_policies import Policy
+from sim_policies import Answer, Policy
 from sim_traces import Job, Trace
 
 
@@ -44,6 +44,8 @@ class Served(msgspec.Struct, kw_only=True):
     first_token_s: float | None = None
     ended_s: float | None = None
     refused: bool = False
+    moved: bool = False
+    """Another engine served it."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +59,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sequence:
-    __slots__ = ("left", "record", "to_read", "written")
+    __slots__ = ("leaves", "left", "record", "to_read", "written")
 
     def __init__(self, record: Served) -> None:
         self.record = record
         self.to_read = record.job.prompt_tokens
         self.left = record.job.output_tokens
         self.written = 0
+        self.leaves = False
+        """Whether it ends where capacity was taken away: that part takes nothing new."""
 
 
 def simulate(trace: Trace, policy: Policy, engine: Engine, seed: int = 0) -> Result:
@@ -91,6 +95,9 @@ class _Simulation:
         steps = 0
         while self._coming or self._waiting or self._running:
             self._arrive()
+            for job in self._policy.look(self._now):
+                self._waiting -= 1
+                self._records[job.run_id].refused = True
             if not self._running or steps % self._engine.admit_every == 0:
                 self._start()
             if self._running:
@@ -104,28 +111,43 @@ class _Simulation:
 
     def _arrive(self) -> None:
         while self._capacity and self._capacity[0][0] <= self._now:
-            self._share = self._capacity.popleft()[1]
+            self._resize(self._capacity.popleft()[1])
         while self._coming and self._coming[0].arrival_s <= self._now:
             job = self._coming.popleft()
             # What can never fit is refused at the door, under every policy.
-            if _room(job) <= self._engine.kv_tokens and self._policy.put(job, self._now):
-                self._waiting += 1
-            else:
-                self._records[job.run_id].refused = True
+            fits = _room(job) <= self._engine.kv_tokens
+            answer = self._policy.put(job, self._now) if fits else Answer.REFUSED
+            self._waiting += answer is Answer.WAITS
+            self._records[job.run_id].refused = answer is Answer.REFUSED
+            self._records[job.run_id].moved = answer is Answer.MOVED
+
+    def _resize(self, share: float) -> None:
+        """Capacity goes as whole replicas do: what runs there ends there, and nothing is cut."""
+        lost = int(len(self._here) * (1 - share / self._share)) if share < self._share else 0
+        for index in range(lost):
+            sequence = self._here[index * len(self._here) // lost]
+            sequence.leaves = True
+            self._held -= _room(sequence.record.job)
+        self._share = share
+
+    @property
+    def _here(self) -> list[_Sequence]:
+        return [sequence for sequence in self._running if not sequence.leaves]
 
     def _start(self) -> None:
-        slots = max(int(self._engine.sequences * self._share) - len(self._running), 0)
+        slots = max(int(self._engine.sequences * self._share) - len(self._here), 0)
         room = max(int(self._engine.kv_tokens * self._share) - self._held, 0)
         for job in self._policy.take(slots, room):
             self._waiting -= 1
             self._held += _room(job)
             record = self._records[job.run_id]
+            record.job = job
             record.dispatched_s = self._now
             self._running.append(_Sequence(record))
 
     def _end(self, done: list[_Sequence]) -> None:
         for sequence in done:
-            self._held -= _room(sequence.record.job)
+            self._held -= 0 if sequence.leaves else _room(sequence.record.job)
             self._running.remove(sequence)
 
     def _sleep(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from itertools import accumulate, combinations
 from typing import Any, Final
 
+import msgspec
 from measure import percentile
 from sim_engine import Result, Served
 from sim_policies import COST, WEIGHTS
@@ -120,6 +121,19 @@ def delays(result: Result) -> dict[TierName, list[float]]:
     return found
 
 
+def phases(result: Result) -> dict[str, dict[str, Any]]:
+    """How long each tier waited, by the share of the engine that was there when a request came."""
+    capacity = result.trace.capacity
+    ends = [*(begin for begin, _ in capacity[1:]), math.inf]
+    found = {}
+    for (begin, share), end in zip(capacity, ends, strict=True):
+        came = [one for one in result.served if begin <= one.job.arrival_s < end]
+        waited = delays(msgspec.structs.replace(result, served=came))
+        p99 = {str(tier): round(percentile(line, 0.99), 2) for tier, line in sorted(waited.items())}
+        found[f"{begin:.0f}"] = {"share": share, "delay_p99_s": p99}
+    return found
+
+
 def tier_service(result: Result) -> dict[TierName, float]:
     """Service per second and user of each tier, while requests came."""
     seconds = int(result.trace.until_s)
@@ -156,9 +170,11 @@ def figures(result: Result) -> dict[str, Any]:
         "throughput": round(tokens / result.ended_s, 1),
         "served": len(done),
         "refused": sum(served.refused for served in result.served),
+        "moved": sum(served.moved for served in result.served),
         "idle_s": round(result.idle_s, 3),
         "longest_wait_s": round(max((delay for line in waited.values() for delay in line), default=0.0), 1),
         "delay_p50_s": {str(tier): round(percentile(line, 0.5), 2) for tier, line in sorted(waited.items())},
         "delay_p99_s": {str(tier): round(percentile(line, 0.99), 2) for tier, line in sorted(waited.items())},
+        "phases": phases(result) if len(result.trace.capacity) > 1 else {},
         "service_per_user": {str(tier): round(value, 2) for tier, value in sorted(tier_service(result).items())},
     }

@@ -13,18 +13,27 @@ MARGIN: Final = (56, 40, 16, 40)
 """Left, top, right, bottom of a panel."""
 COLOURS: Final = ("#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df", "#cf222e", "#57606a", "#0550ae")
 
+MOST_NAMED: Final = 8
+
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def draw(path: Path, title: str, unit: str, panels: Mapping[str, Lines], most_named: int = 8) -> None:
-    """Write one panel for each entry. Of many lines the largest over all panels are named, the rest are grey."""
+def draw(
+    path: Path, title: str, unit: str, panels: Mapping[str, Lines], apart: Mapping[str, str] | None = None
+) -> None:
+    """Write one panel for each entry. Of many lines the largest over all panels are named, the rest are grey.
+
+    Panels ``apart`` have a height of their own, in the unit given.
+    """
+    apart = apart or {}
     width, height = PANEL[0] * len(panels), PANEL[1] + 24
     right = max((x for lines in panels.values() for line in lines.values() for x, _ in line), default=1.0) or 1.0
-    top = max((y for lines in panels.values() for line in lines.values() for _, y in line), default=1.0) or 1.0
+    together = [lines for name, lines in panels.items() if name not in apart]
+    top = max((y for lines in together for line in lines.values() for _, y in line), default=1.0) or 1.0
     sizes: Counter[str] = Counter()
     for lines in panels.values():
         sizes.update({name: sum(y for _, y in line) for name, line in lines.items()})
-    named = sorted(name for name, _ in sizes.most_common(most_named))
+    named = sorted(name for name, _ in sizes.most_common(MOST_NAMED))
     colours = dict(zip(named, COLOURS, strict=False))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
@@ -33,7 +42,9 @@ def draw(path: Path, title: str, unit: str, panels: Mapping[str, Lines], most_na
         f'<text x="12" y="18" font-size="13" fill="#1f2328">{escape(title)}</text>',
     ]
     for number, (name, lines) in enumerate(panels.items()):
-        parts += _panel(number * PANEL[0], name, unit, lines, (right, top), colours)
+        own = max((y for line in lines.values() for _, y in line), default=1.0) or 1.0
+        scale = (right, own if name in apart else top)
+        parts += _panel(number * PANEL[0], name, apart.get(name, unit), lines, scale, colours)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
 

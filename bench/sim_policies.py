@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Final, Protocol
 
 from sim_traces import FREE, PLUS, PRO, Job
@@ -19,15 +20,28 @@ COST: Final = ServiceCost(prompt=1.0, cached=0.1, output=2.0)
 """Service as the measure counts it, prompt + 2 x output, for all policies that count."""
 
 
+class Answer(Enum):
+    """What becomes of a request that comes."""
+
+    WAITS = "waits"
+    REFUSED = "refused"
+    MOVED = "moved"
+    """Another engine serves it."""
+
+
 class Policy(Protocol):
     """What the engine tells and asks."""
 
-    def put(self, job: Job, now: float) -> bool:
-        """A request comes; False: it is refused."""
+    def put(self, job: Job, now: float) -> Answer:
+        """A request comes."""
+        ...
+
+    def look(self, now: float) -> list[Job]:
+        """Time goes by: which of those who wait are refused now."""
         ...
 
     def take(self, sequences: int, kv_tokens: int) -> list[Job]:
-        """Which to start, given so much room."""
+        """Which to start, given so much room, on what terms they are served."""
         ...
 
     def started(self, job: Job) -> None: ...
@@ -45,7 +59,7 @@ class Ours:
         self.queue = FairQueue(WEIGHTS, cost=COST, estimator=self.estimator, rules=rules)
         self._jobs: dict[str, Job] = {}
 
-    def put(self, job: Job, now: float) -> bool:
+    def put(self, job: Job, now: float) -> Answer:
         self._jobs[job.run_id] = job
         self.queue.put(
             Demand(
@@ -56,7 +70,10 @@ class Ours:
                 max_tokens=job.max_tokens,
             )
         )
-        return True
+        return Answer.WAITS
+
+    def look(self, now: float) -> list[Job]:
+        return []
 
     def take(self, sequences: int, kv_tokens: int) -> list[Job]:
         return [self._jobs.pop(demand.run_id) for demand in self.queue.take(sequences, kv_tokens)]
@@ -73,6 +90,10 @@ class Ours:
 
 class _Plain:
     """Policies that do not count."""
+
+    def look(self, now: float) -> list[Job]:
+        """Whoever waits may wait."""
+        return []
 
     def started(self, job: Job) -> None:
         """Nothing to note."""
@@ -91,9 +112,9 @@ class Lines(_Plain):
         self._line_of = line_of
         self._lines: dict[int, deque[Job]] = {}
 
-    def put(self, job: Job, now: float) -> bool:
+    def put(self, job: Job, now: float) -> Answer:
         self._lines.setdefault(self._line_of(job), deque()).append(job)
-        return True
+        return Answer.WAITS
 
     def take(self, sequences: int, kv_tokens: int) -> list[Job]:
         taken: list[Job] = []
@@ -114,13 +135,13 @@ class RequestsPerMinute(Lines):
         self._limit = limit
         self._counts: dict[tuple[str, int], int] = {}
 
-    def put(self, job: Job, now: float) -> bool:
+    def put(self, job: Job, now: float) -> Answer:
         key = (job.user, int(job.arrival_s // 60))
         self._counts[key] = self._counts.get(key, 0) + 1
-        return self._counts[key] <= self._limit and super().put(job, now)
+        return super().put(job, now) if self._counts[key] <= self._limit else Answer.REFUSED
 
 
-class PlainVtc:
+class PlainVtc(_Plain):
     """Virtual Token Counter as published (Sheng et al., OSDI 2024).
 
     Prompts are charged at dispatch, output as it is written; a user who begins to wait is lifted to the smallest
@@ -132,13 +153,13 @@ class PlainVtc:
         self._counters: dict[str, float] = {}
         self._last_left = 0.0
 
-    def put(self, job: Job, now: float) -> bool:
+    def put(self, job: Job, now: float) -> Answer:
         user = job.user
         if user not in self._lines:
             least = min((self._counters[other] for other in self._lines), default=self._last_left)
             self._counters[user] = max(self._counters.get(user, 0.0), least)
         self._lines.setdefault(user, deque()).append(job)
-        return True
+        return Answer.WAITS
 
     def take(self, sequences: int, kv_tokens: int) -> list[Job]:
         taken: list[Job] = []

@@ -1,5 +1,6 @@
 """The simulator of ``bench/scheduler_sim.py``: it measures what it says, and the queue keeps its promises in it."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from chatsvc.limits import TierName
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-from scheduler_sim import run
+from scheduler_sim import main, run
 from sim_engine import Engine, Result, Served, simulate
 from sim_metrics import accumulated, figures, windows
 from sim_policies import POLICIES, WEIGHTS
+from sim_service import CONFIG, Service
 from sim_traces import MADE, Job, Trace, overload, read, tiers
 
 
@@ -53,7 +55,7 @@ def test_the_accumulated_difference_counts_while_both_wait():
 
 
 def test_every_policy_serves_all_that_it_does_not_refuse_and_never_idles():
-    trace = cut(overload(), 60)
+    trace = cut(overload(2), 60)
     for name, policy in POLICIES.items():
         found = figures(simulate(msgspec.structs.replace(trace, until_s=120.0), policy(), Engine()))
         assert found["served"] + found["refused"] == len(trace.jobs), name
@@ -61,7 +63,7 @@ def test_every_policy_serves_all_that_it_does_not_refuse_and_never_idles():
 
 
 def test_weights_are_what_is_served_under_overload():
-    trace = cut(tiers(), 400)
+    trace = cut(tiers(9), 400)
     found = figures(simulate(trace, POLICIES["ours"](), Engine()))["service_per_user"]
     free = found["free"]
     for tier, weight in WEIGHTS.items():
@@ -69,7 +71,7 @@ def test_weights_are_what_is_served_under_overload():
 
 
 def test_users_are_served_more_evenly_than_by_plain_vtc_and_far_more_than_in_order_of_arrival():
-    found = run(cut(overload(), 240), ["ours", "vtc", "fcfs"], Engine(), 2, None)
+    found = run([cut(overload(2), 240)] * 2, ["ours", "vtc", "fcfs"], Engine(), None)
     ours, vtc, fcfs = found["ours"], found["vtc"], found["fcfs"]
     assert ours["throughput"] == pytest.approx(vtc["throughput"], rel=0.01)
     assert ours["window_mean"] < 0.9 * vtc["window_mean"]
@@ -91,5 +93,56 @@ def test_a_trace_is_read_from_a_file_and_a_line_that_is_none_is_named(tmp_path):
 
 
 def test_plots_are_drawn(tmp_path):
-    run(cut(MADE["capacity-drop"](), 120), ["ours"], Engine(), 1, tmp_path)
+    run([cut(MADE["capacity-drop"](7), 120)], ["ours", "service"], Engine(), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["delay-capacity-drop.svg", "service-capacity-drop.svg"]
+    assert "the ladder" in (tmp_path / "delay-capacity-drop.svg").read_text()
+
+
+def test_the_figures_are_printed_as_json_by_policy(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "arrival_s,user,prompt_tokens,output_tokens\n"
+        + "".join(f"{second},u{second % 2},10,20\n" for second in range(120))
+    )
+    names = ["ours", "vtc", "fcfs", "service"]
+    arguments = ["--trace", str(file), "--policies", ",".join(names), "--repeats", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["scheduler_sim.py", *arguments])
+    main()
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["policies"]
+    assert list(printed["policies"]) == names
+    wanted = {"window_max", "window_mean", "accumulated_max", "throughput", "refused", "idle_s", "delay_p99_s"}
+    assert all(wanted <= set(found) for found in printed["policies"].values())
+
+
+def test_the_door_of_the_simulated_service_lets_in_what_the_tiers_limits_let_in():
+    jobs = [
+        Job(arrival_s=0.0, number=n, user="u" if n < 5 else f"v{n}", prompt_tokens=10, output_tokens=50)
+        for n in range(8)
+    ]
+    tier = msgspec.structs.replace(CONFIG.tiers[TierName.FREE], max_open_replies=3, max_queued=5)
+    done = simulate(Trace(name="t", jobs=jobs, until_s=60.0), Service({**CONFIG.tiers, TierName.FREE: tier}), Engine())
+    # Two of u's are one too many each; of the others two fill the queue.
+    assert [one.refused for one in done.served] == [False] * 3 + [True] * 2 + [False] * 2 + [True]
+
+
+def test_a_budget_that_is_used_up_refuses_in_the_simulated_service_too():
+    jobs = [Job(arrival_s=60.0 * n, number=n, user="u", prompt_tokens=100, output_tokens=500) for n in range(4)]
+    tier = msgspec.structs.replace(CONFIG.tiers[TierName.FREE], budget=3000)
+    done = simulate(Trace(name="t", jobs=jobs, until_s=300.0), Service({**CONFIG.tiers, TierName.FREE: tier}), Engine())
+    # Each costs 100 + 2 x 500, and is expected to cost 100 + 2 x 512.
+    assert [one.refused for one in done.served] == [False, False, True, True]
+
+
+def test_when_capacity_is_halved_free_users_give_something_up_first_and_nothing_is_cut():
+    # The engine at what it can do for 100 s, then half of it.
+    trace = cut(MADE["capacity-drop"](7), 300)
+    trace = msgspec.structs.replace(trace, capacity=((0.0, 1.0), (100.0, 0.5)))
+    policy = Service()
+    done = simulate(trace, policy, Engine())
+    assert 0 < max(step for _, step in policy.steps) <= 6
+    assert {tier for tier, _ in policy.degraded} == {TierName.FREE}
+    begun = [one for one in done.served if one.dispatched_s is not None]
+    assert all(one.ended_s is not None for one in begun)
+    assert len(begun) + sum(one.refused or one.moved for one in done.served) == len(trace.jobs)
+    assert done.idle_s == 0
