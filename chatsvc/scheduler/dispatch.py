@@ -78,6 +78,8 @@ class Dispatcher:
         self._fold_runner = fold_runner
         self._active: dict[str, ActiveRun] = {}
         self._claiming: dict[str, Interrupt | None] = {}
+        self._again: set[str] = set()
+        """Runs that are about to be put into their line again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Event()
         self._sweep = asyncio.Event()
@@ -102,8 +104,13 @@ class Dispatcher:
         """Where a conversation's last turn was served, if it matters and is known."""
         return await self._replicas.home(conversation_id)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process is known to live."""
+        return not self._replicas.known
+
     def _is_new(self, run_id: str) -> bool:
-        return run_id not in self._active and run_id not in self._claiming
+        return run_id not in self._active and run_id not in self._claiming and run_id not in self._again
 
     @contextlib.contextmanager
     def place(self, run: WaitingRun, home: Home | None = None) -> Iterator[Place]:
@@ -304,8 +311,13 @@ class Dispatcher:
     def _put_again(self, run: Run) -> None:
         """It is not left to the next sweep. An engine that is well and failed it all the same gets a moment."""
         is_well = not self._draining and self._lines.slots(run.model) > 0
-        delay_s = RETRY_S * run.attempt if is_well else 0.0
-        asyncio.get_running_loop().call_later(delay_s, self._replicas.post_again, waiting(run))
+
+        def put() -> None:
+            self._again.discard(run.id)
+            self._replicas.post_again(waiting(run))
+
+        self._again.add(run.id)
+        asyncio.get_running_loop().call_later(RETRY_S * run.attempt if is_well else 0.0, put)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly.

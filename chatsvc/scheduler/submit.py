@@ -122,7 +122,7 @@ class Submitter:
         if new.parent_id not in {None, msgspec.UNSET} and view is None:
             raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
         if view is not None:
-            await self._refuse_running(principal, view.leaf)
+            await self._refuse_running(principal, view.leaf, new.client_msg_id)
         named = new.model or conversation.model
         wanted = Wanted(
             model=self._checked_model(named),
@@ -223,15 +223,20 @@ class Submitter:
         """Where the conversation was served last, asked for while it is asked whether the log is there. Raises
         ``LogUnavailable``.
         """
+        if self._dispatcher.is_alone:
+            await self._check_log()
+            return None
         home, _ = await asyncio.gather(self._dispatcher.home(conversation_id), self._check_log())
         return home
 
-    async def _refuse_running(self, principal: Principal, parent: Message) -> None:
+    async def _refuse_running(self, principal: Principal, parent: Message, client_msg_id: str) -> None:
         """A reply that is still written has no text to be answered to. Raises ``ConversationBusy`` and ``Moved``."""
         if parent.status.ended or parent.response_id is None:
             return
         run = await self._store.runs.get(principal.user_id, parent.response_id)
-        if run.status.ended:
+        # Of the same message, posted twice at once, the other one may have been written between the looks at the id
+        # and at the branch (L8).
+        if run.status.ended or run.client_msg_id == client_msg_id:
             raise Moved
         raise ConversationBusy(
             "A reply is still running on this branch. Wait for its end, or stop it.",
