@@ -100,6 +100,7 @@ def seconds(text):
     return datetime.fromisoformat(text).timestamp()
 
 
+@pytest.mark.slow
 async def test_when_the_home_of_waiting_runs_is_killed_another_replica_serves_them_soon(start_server, client):
     home = start_server(SLOW, **ROOM)
     api = user(client, home)
@@ -130,6 +131,7 @@ async def has_ended(api, reply):
     return (await api.state(reply))["status"] in {"complete", "failed", "stopped"}
 
 
+@pytest.mark.slow
 async def test_an_idle_replica_takes_over_what_would_wait_longer_at_home(start_server, client):
     home = start_server(SLOW, **ROOM)
     api = user(client, home)
@@ -152,6 +154,7 @@ async def test_an_idle_replica_takes_over_what_would_wait_longer_at_home(start_s
     assert all(active), active
 
 
+@pytest.mark.slow
 async def test_with_redis_away_all_that_waits_is_served(start_server, client, tmp_path):
     with LogServer(tmp_path) as redis:
         env = {**ROOM, "CHATSVC_REDIS_URL": redis.url}
@@ -170,6 +173,7 @@ async def test_with_redis_away_all_that_waits_is_served(start_server, client, tm
         await until(lambda: has_ended(api, reply))
 
 
+@pytest.mark.slow
 async def test_places_and_times_are_over_all_that_wait_and_told_by_a_process_without_engines_too(start_server, client):
     one = start_server(SLOW, **ROOM)
     other = start_server(SLOW, beside=one, **ROOM)
