@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from chatsvc.errors import NotFound, StoreUnavailable, TooLate
-from chatsvc.run import Run, RunStatus
+from chatsvc.run import RunStatus
 from chatsvc.scheduler.ending import end_queued
 from chatsvc.store import Store
 from chatsvc.streamlog.writer import LogWriter
@@ -26,8 +26,8 @@ AT_ONCE: Final = 8
 class Overdue:
     """Owns the tasks that refuse. ``aclose`` it before the store."""
 
-    def __init__(self, *, store: Store, writer: LogWriter, log_ttl_s: float, gone: Callable[[Run], object]) -> None:
-        """``gone`` is told of each run that was refused."""
+    def __init__(self, *, store: Store, writer: LogWriter, log_ttl_s: float, gone: Callable[[str], object]) -> None:
+        """``gone`` is told of each run that waits no more: refused here, or ended elsewhere."""
         self._store = store
         self._writer = writer
         self._log_ttl_s = log_ttl_s
@@ -53,12 +53,14 @@ class Overdue:
             async with self._places:
                 run = await self._store.runs.find(run_id)
                 if run.status is not RunStatus.QUEUED:
+                    if run.status.ended:
+                        self._gone(run_id)
                     return
                 message = f"So many were waiting that this was not answered in time. Try again in {retry_s} s."
                 if await end_queued(self._store, self._writer, run, TooLate, message, self._log_ttl_s):
-                    self._gone(run)
+                    self._gone(run_id)
         except NotFound:
-            return  # deleted meanwhile
+            self._gone(run_id)  # deleted meanwhile
         except StoreUnavailable as error:
             _log.warning("overdue run not refused yet", run_id=run_id, reason=error.detail)
         finally:

@@ -155,7 +155,7 @@ class Scheduler:
             store=store,
             writer=writer,
             log_ttl_s=self._log_ttl_s,
-            gone=lambda run: self.dispatcher.interrupt(run.id, Interrupt.GONE),
+            gone=lambda run_id: self.dispatcher.interrupt(run_id, Interrupt.GONE),
         )
         self._orphans = Orphans(
             store=store,

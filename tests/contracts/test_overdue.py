@@ -43,7 +43,10 @@ async def test_what_streams_or_has_ended_or_is_deleted_is_left_alone(store, worl
         ended = await world.complete(model="elsewhere")
         gone = await world.queued(model="elsewhere")
         await store.conversations.delete("alice", gone.conversation_id)
+        left = []
+        made._overdue._gone = left.append
         await soon(refused(made, streams, ended, gone))
+        assert sorted(left) == sorted([ended.id, gone.id])  # nobody need look at them again
         assert (await store.runs.get("alice", streams.id)).status is RunStatus.STREAMING
         assert (await store.runs.get("alice", ended.id)).status is RunStatus.COMPLETE
 

@@ -42,7 +42,7 @@ async def test_what_is_given_up_is_told_and_what_comes_too_late_is_refused(start
             tmp_path, large="scripted:?tokens_per_s=10&tokens=2000&slots=1", small="scripted:?slots=1"
         ),
         CHATSVC_DEGRADATION_INTERVAL_S="0.1",
-        CHATSVC_DEGRADATION_RECOVER_S="0.5",
+        CHATSVC_DEGRADATION_RECOVER_S="0.1",
         CHATSVC_DEGRADATION_MAX_TOKENS="7",
         CHATSVC_TIERS_FREE_QUEUE_TARGET_S="0.1",
         CHATSVC_TIERS_FREE_DEADLINE_S="2",
