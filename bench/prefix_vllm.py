@@ -1,6 +1,6 @@
 """A long conversation on a real engine: does its prefix cache serve what the model of one says, and how soon?
 
-    python bench/prefix_vllm.py [--engine vllm:?max_model_len=4096] [--turns 40] [--data-dir DIRECTORY]
+    python bench/prefix_vllm.py [--turns 40] [--asked 60] [--answered 40] [--engine URL] [--data-dir DIRECTORY]
 
 The conversation of bench/prefix.py with shorter turns, held with a real model: its own tokenizer, template and replies.
 ``model`` is what a prefix cache with the engine's blocks would serve, ``engine`` what it says that it did. The reply's
@@ -26,7 +26,6 @@ from chatsvc.inference.factory import create_engine
 from chatsvc.inference.scripted_cache import PrefixCache
 from chatsvc.prompt import Prompt, Sampling
 
-ASKED, ANSWERED = 60, 40
 BLOCK_TOKENS = 32
 """Of the engine on a CPU; 16 on a GPU."""
 
@@ -34,18 +33,19 @@ BLOCK_TOKENS = 32
 class RealTalk(Talk):
     """A talk whose prompts are answered."""
 
-    def __init__(self, engine: Engine, block_tokens: int) -> None:
+    def __init__(self, engine: Engine, block_tokens: int, asked: int, answered: int) -> None:
         super().__init__(engine.limits.most, "ours", engine=engine, system_tokens=60)
         self.cache = PrefixCache(10_000_000, block_tokens)
         self.rows: list[tuple[int, int, int, int, float]] = []
+        self.sizes = asked, answered
         self.asked = 0
 
     async def turn(self, number: int) -> None:
         """One question and the model's own answer; then the fold that is due, warmed on the engine too."""
-        asked = words(f"q{number}", ASKED)
+        asked = words(f"q{number}", self.sizes[0])
         prompt = await self._prompt(asked)
         predicted = self.cache.served(prompt.token_ids)
-        text, cached, first_s = await self.generated(prompt, ANSWERED)
+        text, cached, first_s = await self.generated(prompt, self.sizes[1])
         answer = await self.engine.encode(text)
         self.cache.store((*prompt.token_ids, *answer))
         self.rows.append((number, prompt.tokens, predicted, cached, first_s))
@@ -79,7 +79,7 @@ async def run(arguments: argparse.Namespace) -> None:
     engine = create_engine(arguments.engine, name=MODEL, data_dir=arguments.data_dir)
     await engine.start(print)
     try:
-        talk = RealTalk(engine, arguments.block)
+        talk = RealTalk(engine, arguments.block, arguments.asked, arguments.answered)
         print("| turn | prompt tokens | model | engine | first token |\n|---:|---:|---:|---:|---:|")
         for number in range(arguments.turns):
             await talk.turn(number)
@@ -99,8 +99,10 @@ async def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", default="vllm:?max_model_len=4096&max_num_seqs=4")
+    parser.add_argument("--engine", default="vllm:?max_model_len=4096&max_num_seqs=4&hang_s=600&busy_s=600")
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--asked", type=int, default=60, help="tokens of a question")
+    parser.add_argument("--answered", type=int, default=40, help="most tokens of an answer")
     parser.add_argument("--block", type=int, default=BLOCK_TOKENS)
     parser.add_argument("--data-dir", type=Path, default=Path("bench-data"), help="where the model is unpacked")
     asyncio.run(run(parser.parse_args()))
