@@ -168,7 +168,7 @@ class FlowHeaps:
 
     def first(self) -> Flow | None:
         """The flow that is next, over all tiers."""
-        firsts = [flow for heap in self._heaps.values() if (flow := heap.first()) is not None]
+        firsts = [flow for heap in self._heaps.values() if len(heap) and (flow := heap.first()) is not None]
         return firsts[0] if len(firsts) == 1 else min(firsts, key=self._rank, default=None)
 
     def set_aside(self, flow: Flow) -> None:

@@ -25,6 +25,8 @@ class VirtualTime:
         self._waiting: Final = dict.fromkeys(weights, 0)
         self._received: Final = dict.fromkeys(weights, 0.0)
         self._offset: Final = dict.fromkeys(weights, 0.0)
+        self._boost = 1.0
+        """Of the free tier. It changes with those who have work only."""
         self._served = 0.0
         self._most_ahead = 0.0
         self._latest = 0.0
@@ -36,6 +38,7 @@ class VirtualTime:
     def work(self, tier: TierName, users: int) -> None:
         """So many users of a tier more, or fewer, have work: waiting or under way."""
         self._working[tier] += users
+        self._boost = self._free_boost()
 
     def wait(self, tier: TierName, received: float) -> None:
         """A user who has received so much begins to wait."""
@@ -128,14 +131,17 @@ class VirtualTime:
         The free tier's is raised until it gets the floor's share of what the paying tiers get; but never so far that a
         free user gets more than any paying user who has work.
         """
+        return self._boost if tier is TierName.FREE else 1.0
+
+    def _free_boost(self) -> float:
         free = self._weights.get(TierName.FREE, 0.0) * self._working.get(TierName.FREE, 0)
-        if tier is not TierName.FREE or not free:
-            return 1.0
-        paying = [(self._weights[name], users) for name, users in self._working.items() if users and name is not tier]
-        if not paying:
+        paying = [
+            (self._weights[name], users) for name, users in self._working.items() if users and name is not TierName.FREE
+        ]
+        if not free or not paying:
             return 1.0
         wanted = self._floor_share * sum(weight * users for weight, users in paying) / free
-        return max(1.0, min(wanted, min(weight for weight, _ in paying) / self._weights[tier]))
+        return max(1.0, min(wanted, min(weight for weight, _ in paying) / self._weights[TierName.FREE]))
 
     def lift(self, tier: TierName) -> float:
         """By how much one unit of service for this tier moves its offset.
