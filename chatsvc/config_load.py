@@ -44,6 +44,9 @@ _KUBERNETES_HINT: Final = (
 )
 
 
+_THE_TIERS: Final = f"; the tiers are {', '.join(TierName)}"
+
+
 class Key(msgspec.Struct, frozen=True):
     """A key that can be set: ``[table] name``; ``table`` is empty at the top of the file."""
 
@@ -152,7 +155,8 @@ def _from_document(document: dict[str, Any], keys: Iterable[Key], faults: Faults
         key = known.get((table, name))
         if key is None:
             label = f"[{table}] {name}" if table else name
-            faults.add(label, f"there is no such key{_near(table, name, known.values(), tables)}")
+            near = _near(table, name, known.values(), tables)
+            faults.add(label, f"there is no such key{near or (_THE_TIERS if table == 'tiers' else '')}")
             continue
         try:
             values[table, name] = parse_value(value, key.type)

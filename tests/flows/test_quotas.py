@@ -97,3 +97,6 @@ async def test_a_full_line_is_refused_with_503_and_other_tiers_are_not(start_ser
     assert int(refused.headers["retry-after"]) > 0
     pro = Api(client, server.base_url, {"x-forwarded-user": "pat", "x-forwarded-tier": "pro"})
     assert (await pro.start())["status"] == "queued"
+    metrics = (await client.get(f"{server.base_url}/metrics")).text
+    assert 'chatsvc_refused_total{code="queue_full",tier="free"} 1.0' in metrics
+    assert "chatsvc_degradation_step{" in metrics

@@ -153,7 +153,7 @@ def test_all_that_is_wrong_with_tiers_and_degradation_is_said_at_once(tmp_path):
         """,
     )
     for part in (
-        "[tiers] gold: there is no such key",
+        "[tiers] gold: there is no such key; the tiers are pro, plus, free",
         "[tiers.pro] weight",
         "[tiers.plus] weight",
         "[tiers.plus] max_open_replies",
