@@ -17,6 +17,7 @@ from chatsvc.store import Store
 _log = structlog.get_logger(__name__)
 
 REFRESH_S: Final = 1.0
+_AT_ONCE: Final = 100
 
 Teller = Callable[[Queued], None]
 
@@ -89,7 +90,11 @@ class Positions:
         """
         waiting = await self._store.runs.still_queued([run.id for run in runs])
         queued = [run for run in runs if run.id in waiting]
-        standings = {run.id: self._lines.standing(run.model, run.id) for run in queued}
+        standings = {}
+        for number, run in enumerate(queued, start=1):
+            standings[run.id] = self._lines.standing(run.model, run.id)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # thousands may be watched: replies go on meanwhile
         by_age = {} if all(standings.values()) else await self._store.runs.positions()
         found = {}
         for run in queued:
