@@ -76,10 +76,11 @@ class Packed(msgspec.Struct, frozen=True):
 def passages_of(message: Spoken) -> Iterator[Passage]:
     """A message cut into passages; none of a message without text."""
     content = message.content
-    longest = max(LONGEST, -(-2 * len(content) // _MOST))
+    shortest = max(SHORTEST, -(-len(content) // _MOST))
+    longest = max(LONGEST, 2 * shortest)
     start = 0
     while start < len(content):
-        end = _cut(content, start, longest)
+        end = _cut(content, start, shortest, longest)
         if content[start:end].strip():
             yield Passage(message.id, start, end, content[start:end], message.said_at)
         start = end
@@ -139,13 +140,12 @@ def question_keys(question: str) -> npt.NDArray[np.uint32]:
     return np.unique(np.fromiter(map(key, terms(question)), np.uint32))
 
 
-def _cut(content: str, start: int, longest: int) -> int:
+def _cut(content: str, start: int, shortest: int, longest: int) -> int:
     end = start + longest
     if end >= len(content):
         return len(content)
-    first = start + min(SHORTEST, longest // 2)
     for place in _CUTS:
-        ends = [match.end() for match in place.finditer(content, first, end)]
+        ends = [match.end() for match in place.finditer(content, start + shortest, end)]
         if ends:
             return ends[-1]
     return end

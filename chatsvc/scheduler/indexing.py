@@ -10,7 +10,7 @@ worker, or came before the index, is made up for. Nothing is said twice by doing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -31,8 +31,6 @@ _log = structlog.get_logger(__name__)
 LOOK_S: Final = 5.0
 """How often other processes' wishes are looked for; this one's own are seen at once."""
 MESSAGES_AT_ONCE: Final = 256
-WAIT_S: Final = 1.0
-"""Between two looks whether there is time for work that nobody waits for."""
 AGAIN_S: Final = 300.0
 """A model that cannot be used is tried again after so long; a branch that was asked for is asked for again after it."""
 _MOST_ASKED: Final = 4096
@@ -40,7 +38,7 @@ _SPOKEN: Final = frozenset({Role.USER, Role.ASSISTANT})
 
 
 class Indexer:
-    """See the module's docstring. ``may_work``: whether there is time for it now."""
+    """See the module's docstring. ``may_work``: whether there is time for vectors now; words take next to none."""
 
     def __init__(
         self,
@@ -78,11 +76,13 @@ class Indexer:
                     await self._wanted.wait()
             self._wanted.clear()
             try:
-                await self._pass_on()
                 while await self.step():
                     pass
             except StoreUnavailable as error:
                 _log.warning("old passages not indexed yet", reason=error.detail)
+            except Exception as error:  # noqa: BLE001
+                # Whatever it was, replies go on without it. It is held, and so tried again in a minute at the earliest.
+                _log.exception("old passages not indexed", error_type=type(error).__name__)
 
     async def step(self) -> bool:
         """Index one conversation; whether there was one. Raises ``StoreUnavailable``: then it is left for later."""
@@ -98,7 +98,8 @@ class Indexer:
         for branch in branches:
             await self._words(branch, due)
         for branch in branches:
-            await self._vectors(branch, due)
+            if not await self._vectors(branch, due):
+                return True  # it is due again when nobody holds it any more
         await self._index.done(due)
         return True
 
@@ -127,34 +128,31 @@ class Indexer:
                     return  # it was deleted meanwhile
             await self._index.hold(due)
 
-    async def _vectors(self, branch: RecallBranch, due: RecallDue) -> None:
+    async def _vectors(self, branch: RecallBranch, due: RecallDue) -> bool:
+        """False: there is no time for it now."""
         embedder = self._embedder
         if embedder is None or not self._may_try():
-            return
+            return True
         for chunk in await self._index.without_vectors(branch, version=VERSION, embedder=embedder.name):
             texts = await self._index.texts(chunk)
             rows = []
             for first in range(0, len(texts), BATCH):
-                await self._time(lambda: self._index.hold(due))
+                if not self._may_work():
+                    return False
                 try:
                     rows.append(await embedder.embed(texts[first : first + BATCH]))
                 except EngineUnavailable as error:
                     self._failed_at = self._clock.monotonic()
                     _log.warning("old passages are indexed by their words only", reason=error.detail)
-                    return
+                    return True
             if rows:
                 packed = await asyncio.to_thread(pack_vectors, np.concatenate(rows))
                 await self._index.set_vectors(chunk, embedder=embedder.name, vectors=packed)
             await self._index.hold(due)
+        return True
 
     def _may_try(self) -> bool:
         return self._failed_at is None or self._clock.monotonic() - self._failed_at > AGAIN_S
-
-    async def _time(self, waiting: Callable[[], Awaitable[None]]) -> None:
-        """Wait until there is time."""
-        while not self._may_work():
-            await waiting()
-            await asyncio.sleep(WAIT_S)
 
 
 def _packed(spoken: Sequence[Spoken], previous_id: int | None) -> list[NewChunk]:

@@ -175,9 +175,10 @@ class Recall:
         return len(await engine.encode(text)) if engine is not None else -(-len(text) // CHARS_PER_TOKEN)
 
     def _keep(self, key: tuple[object, ...], found: tuple[Recalled, ...]) -> None:
-        self._answers[key] = self._clock.monotonic(), found
+        now = self._clock.monotonic()
+        self._answers[key] = now, found
         self._answers.move_to_end(key)
-        while len(self._answers) > _KEPT:
+        while len(self._answers) > _KEPT or now - next(iter(self._answers.values()))[0] > _KEPT_S:
             self._answers.popitem(last=False)
 
     async def aclose(self) -> None:

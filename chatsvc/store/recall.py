@@ -21,8 +21,9 @@ from chatsvc.conversation import Role
 from chatsvc.store.pool import Connection, Database, Row
 
 HELD: Final = timedelta(seconds=60)
-_FARTHEST: Final = 20_000
-"""Messages that are looked through for the last one that is indexed, at most."""
+_FARTHEST: Final = 2_000
+"""Messages that a question looks through for the last one that is indexed, at most."""
+_ANY: Final = 2_147_483_647
 
 # Up from a message to the first that a chunk ends with; most often the very message.
 _UP: Final = """
@@ -208,7 +209,7 @@ class RecallIndex:
 
     async def gap(self, branch: RecallBranch, *, version: int) -> Gap:
         """What is to be indexed of a branch. Empty for one that is not this user's, or gone."""
-        rows = await self._db.query(_GAP, _params(branch, version))
+        rows = await self._db.query(_GAP, _params(branch, version) | {"farthest": _ANY})
         previous = rows[0]["chunk"] if rows else None
         return Gap(previous, tuple(row["id"] for row in (rows if previous is None else rows[1:])))
 

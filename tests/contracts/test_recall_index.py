@@ -342,6 +342,57 @@ async def test_a_broken_model_leaves_the_words_and_is_not_tried_all_the_time(sto
     assert await ask(recall_of(store), branch, "question 1")
 
 
+async def test_a_conversation_that_cannot_be_indexed_keeps_no_other_waiting(store, world, monkeypatch):
+    paths = []
+    for _ in range(2):
+        conversation = await world.conversation()
+        paths.append(branch_of(conversation, (await world.turns(conversation, 2))[-1]))
+    indexer = indexer_of(store)
+    contents = store.recall.contents
+    failed = []
+
+    async def failing_once(ids):
+        if not failed:
+            failed.append(ids)
+            raise ValueError("what nobody thought of")
+        return await contents(ids)
+
+    monkeypatch.setattr(store.recall, "contents", failing_once)
+    for branch in paths:
+        indexer.soon(branch)
+    running = asyncio.create_task(indexer.run())
+    async with asyncio.timeout(60):
+        while not failed:
+            await asyncio.sleep(0.01)
+        indexer.soon(paths[1], anew=True)
+        while not await store.recall.chunks(paths[1], version=VERSION, embedder=None):
+            await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_under_pressure_words_go_on_and_vectors_come_later(store, world, embedder, postgres_url):
+    branches = []
+    for _ in range(2):
+        conversation = await world.conversation()
+        branches.append(branch_of(conversation, (await world.turns(conversation, 2))[-1]))
+    time = []
+    indexer = Indexer(index=store.recall, embedder=embedder, clock=SystemClock(), may_work=lambda: bool(time))
+    for branch in branches:
+        indexer.soon(branch)
+    while await indexer.step():
+        pass
+    assert all([await ask(recall_of(store), branch, "question 1") for branch in branches])
+    assert embedder.texts == []
+    time.append("now")
+    await rows_committed(postgres_url, "UPDATE recall_due SET due_at = due_at - interval '61 seconds'")
+    while await indexer.step():
+        pass
+    assert len(embedder.texts) == 8
+    assert await rows(postgres_url, "SELECT * FROM recall_due") == []
+
+
 async def test_what_is_not_indexed_yet_is_asked_for_by_the_first_question(store, world):
     conversation = await world.conversation()
     path = await world.turns(conversation, 6)

@@ -162,6 +162,12 @@ def test_long_messages_are_cut_where_something_ends():
     assert all(part.text.endswith(". ") for part in parts)
 
 
+def test_the_passages_of_an_endless_message_can_be_numbered():
+    parts = list(passages_of(Spoken("m", "word. " * 3_000_000, LONG_AGO)))
+    assert len(parts) < 65_536
+    assert parts[-1].end == 18_000_000
+
+
 @given(st.lists(st.integers(0, 3000), max_size=40))
 def test_chunks_hold_every_message_once_and_none_in_two(sizes):
     messages = [Spoken(f"m{n:03}", "word " * (size // 5), LONG_AGO) for n, size in enumerate(sizes)]
