@@ -39,8 +39,10 @@ class Flights:
         self._moved: dict[str, Held] = {}
         self._grown: dict[str, Held] = {}
 
-    def __contains__(self, run_id: str) -> bool:
-        return run_id in self.own or run_id in self._theirs
+    def holder(self, run_id: str) -> str | None:
+        """Which other replica has a run under way, as far as is known."""
+        theirs = self._theirs.get(run_id)
+        return None if theirs is None else theirs.replica_id
 
     # Our own ------------------------------------------------------------------------------------------------------
 
@@ -117,6 +119,10 @@ class Flights:
         if held.end is not None:
             self._drop(run_id, held.end)
         return True
+
+    def lost(self, run_id: str) -> None:
+        """A run of theirs is under way no more, and waits again."""
+        self._drop(run_id, End.REFUND)
 
     def forget(self, replica_id: str, but: Collection[str] = ()) -> None:
         """A replica has nothing under way any more, ``but`` these; what the others got was received all the same."""

@@ -124,6 +124,9 @@ class Line:
         """Let a run wait, for that home; one that waits already may get another home, nothing else changes."""
         known = self._waiting.get(run.id)
         if known is None:
+            holder = self.flights.holder(run.id)
+            if holder is not None and not self._lives(holder):
+                self.flights.lost(run.id)  # what its worker had begun was put back when that had died
             before = len(self.queue)
             self.queue.put(self.demand(run))
             if len(self.queue) == before:
@@ -161,8 +164,11 @@ class Line:
         )
 
     def knows(self, run_id: str) -> bool:
-        """Whether a run waits here, or is under way anywhere."""
-        return run_id in self._waiting or run_id in self.flights
+        """Whether a run waits here, or is under way here or with another replica that lives."""
+        return run_id in self._waiting or run_id in self.flights.own or self._lives(self.flights.holder(run_id))
+
+    def _lives(self, replica_id: str | None) -> bool:
+        return replica_id is not None and self._neighbours.serves(replica_id, self.model)
 
     def load(self, replica_id: str) -> int:
         """Runs that a replica has: under way, and waiting for it."""

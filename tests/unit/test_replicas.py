@@ -217,6 +217,25 @@ async def test_what_waits_for_a_replica_that_fell_silent_is_served_by_the_others
         assert a.replicas.came == {"left": 6}
 
 
+async def test_a_run_put_back_after_its_worker_died_is_served_before_that_one_is_forgotten(monkeypatch):
+    monkeypatch.setattr(fleet_module, "SILENT_S", 0.3)
+    async with processes("a", "b", reply_s=30) as (a, b):
+        one = run(1)
+        a.post(one, Home("b"))
+        await until(lambda: a.lines.line(MODEL).flights.holder(one.id) == "b")
+        # A notification that comes late, of when it was posted, is no reason to take it from a replica that lives.
+        a.replicas.overhear(one)
+        await asyncio.sleep(0.1)
+        assert not a.lines.ids()
+        await b.close()
+        await until(lambda: a.replicas.known == 0)
+        a.reply_s = 0.01
+        a.postgres.queued[one.id] = one
+        a.replicas.overhear(one)
+        await until(lambda: a.postgres.ended[one.id], patience_s=fleet_module.GONE_S / 2)
+        assert a.served == [one.id]
+
+
 async def test_a_replica_that_leaves_is_sent_nothing_more_and_its_runs_are_served_at_once():
     async with processes("a", "b") as (a, b):
         b.holds = True
