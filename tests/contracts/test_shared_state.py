@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from log_server import LogServer
 from redis.crc import key_slot
+from redis_groups import Cluster, SentinelGroup
 from streaming import soon
 
 from chatsvc.errors import LogUnavailable
@@ -153,3 +154,26 @@ async def test_the_name_of_a_database_needs_no_special_rights(store, postgres_ur
         finally:
             admin.execute("RESET ROLE")
             admin.execute("DROP ROLE plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [SentinelGroup, Cluster])
+async def test_under_sentinel_and_in_a_cluster_news_go_on_after_the_master_died(tmp_path, group):
+    servers = group(tmp_path, replicas=1)
+    with servers:
+        speaker, hearer = (RedisState(servers.url, scope="s", timeout_s=2) for _ in range(2))
+        listener = await follow(hearer, speaker)
+        await speaker.settle({"conv_a": Home("r1", 10)})
+        assert list(await hearer.homes(["conv_a"])) == [Home("r1", 10)]
+        master = servers.master if group is SentinelGroup else servers.holder(f"news:{HASH_TAG}:s")
+        master.kill()
+        async with asyncio.timeout(60):
+            while listener.heard[-1] != b"after":
+                try:
+                    await speaker.publish(b"after")
+                except LogUnavailable:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
+        await listener.close()
+        for state in (speaker, hearer):
+            await state.aclose()
