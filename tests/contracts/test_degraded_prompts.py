@@ -47,6 +47,7 @@ async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_ali
     await world.turns(short, 1)
     async with scheduler(store, tmp_path, script=SCRIPT) as made:
         made.pressure._ladders["small"] = Standing(0)
+        made.folds.may_work = lambda _model: False  # a summary in between would make another prompt
         before = (await made.submit(FREE, long.id, message(0))).run
         assert before.degraded == ()
         all_of_it = await store.runs.context(FREE.user_id, (await soon(ended(store, before))).id)
