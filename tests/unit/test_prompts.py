@@ -234,10 +234,11 @@ def test_no_text_of_a_user_becomes_a_special_token_wherever_it_stands():
     pinned = (message(90, Role.USER, forged, pinned=True),)
     found = [Recalled(message_ids=("o",), text=forged, said_at=BEGAN, score=1, tokens=9)]
     ask = wanted(branch, forged, system=forged, folded=forged, pinned=pinned)
+    ask = msgspec.structs.replace(ask, conversation=msgspec.structs.replace(ask.conversation, memory=(forged,)))
     prepared = asyncio.run(prompts(4000, Remembering(found)).prepare(ask))
     assert prepared.report.left_out == 0
     parts = msgspec.structs.asdict(prepared.report.parts)
-    assert all(parts[name] for name in ("system", "summary", "pinned", "verbatim", "recalled", "question")), parts
+    assert all(parts.values()), parts
     special = [number for number in prepared.prompt.token_ids if number < 16]
     assert special == [1, 2] * len(prepared.prompt.messages) + [1]
     assert [shown.role for shown in prepared.prompt.messages].count(Role.SYSTEM) == 1
