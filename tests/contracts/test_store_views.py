@@ -262,8 +262,8 @@ async def test_a_turn_reads_as_many_rows_in_a_long_conversation_as_in_a_short_on
         assert long == pytest.approx(short, rel=0.05)
         database.execute("UPDATE messages SET pinned = true WHERE id LIKE 'conv_%\\_3'")
         short, long = read()
-        # What is more with a pin at the beginning are 200 folds, seen by some nodes of the plan each, and not the 20,000
-        # messages, which a walk would show to several nodes too.
+        # What is more with a pin at the beginning are 200 folds, seen by some nodes of the plan each, and not the
+        # 20,000 messages, which a walk would show to several nodes too.
         assert long - short < 20_000 / 2
     branch = (await store.conversations.view("grown", "conv_20040", "conv_20040_20039"))[1]
     assert len(branch.verbatim) == 40
