@@ -143,7 +143,7 @@ def test_a_user_who_changes_tier_has_the_new_weight_at_once():
 
 
 def test_of_two_who_begin_to_wait_the_one_of_more_weight_goes_first():
-    line = queue()
+    line = FairQueue({FREE: 1.0, PLUS: 4.0, PRO: 16.0}, cost=COST)
     put(line, *(demand(f"busy{n}") for n in range(5)))
     batch = line.take(5)
     put(line, demand("free"), demand("plus", tier=PLUS), demand("pro", tier=PRO))
