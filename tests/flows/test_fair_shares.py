@@ -74,13 +74,13 @@ async def test_a_waiting_reader_is_told_a_place_and_a_time_that_come_true(start_
         if state["status"] == "queued":
             waiting.append((api, reply, state["queue_position"], state["eta_s"], time.time()))
     assert len(waiting) > 10
-    places = [place for _, _, place, _, _ in waiting]
-    assert places == sorted(places)
     await asyncio.gather(*(read_to_the_end(client, api.stream_url(reply)) for api, reply, *_ in waiting))
-    errors = []
-    for api, reply, _, eta_s, asked in waiting:
-        begun = seconds_of(await started(api, reply))
-        errors.append(abs(eta_s - (begun - asked)) / max(begun - asked, 1.0))
+    errors, begins = [], [seconds_of(await started(api, reply)) for api, reply, *_ in waiting]
+    for number, (_, _, place, eta_s, asked) in enumerate(waiting):
+        # Some began while the others were asked about: those are not ahead any more.
+        ahead = sum(begun > asked for begun in begins[:number])
+        assert abs(place - (ahead + 1)) <= 4  # as many as may begin at the same moment
+        errors.append(abs(eta_s - (begins[number] - asked)) / max(begins[number] - asked, 1.0))
     # A busy machine is slower in the end than it was when the times were told; a wrong pace is off by a factor.
     assert sorted(errors)[len(errors) // 2] < 0.45, errors
 
