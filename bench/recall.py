@@ -264,6 +264,7 @@ class Asked:
                 first += chunk.passages
         results = []
         for name, settings, with_ in (
+            ("the nearest vectors of single turns", {"WINDOW_WEIGHT": 0}, chunks),
             ("words and meaning of each passage alone", {"WINDOW_WEIGHT": 0, "K1": 1.2, "B": 0.75}, undated),
             ("and of the window of two to either side", {"WINDOW_WEIGHT": 1, "K1": 1.2, "B": 0.75}, undated),
             ("windows count twice", {"K1": 1.2, "B": 0.75}, undated),
@@ -275,7 +276,8 @@ class Asked:
                 if question.text not in self._vectors:
                     self._vectors[question.text] = (await self._embedder.embed([question.text]))[0]
                 with changed(retrieve, **settings):
-                    scores = scores_of(with_, question.text, self._vectors[question.text]).scores
+                    vector = self._vectors[question.text]
+                    scores = scores_of(with_, question.text, vector, words=bool(results)).scores
                 names = [self._turns[position].name for position in best(scores, 10)]
                 shares.append((self._share(question, names[:5]), self._share(question, names)))
             results.append((name, shares))
@@ -364,7 +366,7 @@ def report_choices(choices: dict[str, list[tuple[int, float, float]]]) -> None:
         return
     print("\n| one choice after the other | R@5 | R@10 | R@5, even conversations | odd |\n|---|---|---|---|---|")
     for name, shares in choices.items():
-        halves = [100 * mean(r5 for half, r5, _ in shares if half == which) for which in (0, 1)]
+        halves = [100 * mean([r5 for half, r5, _ in shares if half == which] or [0]) for which in (0, 1)]
         r5, r10 = (100 * mean(share[column] for share in shares) for column in (1, 2))
         print(f"| {name} | {r5:.1f} | {r10:.1f} | {halves[0]:.1f} | {halves[1]:.1f} |")
 
