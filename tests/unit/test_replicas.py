@@ -292,6 +292,15 @@ async def test_a_process_without_engines_knows_places_and_times():
         await door.close()
 
 
+async def test_what_waits_for_a_replica_is_its_load_as_all_others_see_it():
+    async with processes("a", "b", slots=4) as (a, b):
+        a.holds = b.holds = True
+        chosen = [a.post(run(number), Home("b")) for number in range(16)]
+        assert Counter(choice.replica_id for choice in chosen)["b"] <= 11
+        await until(lambda: len(b.lines) == 16)
+        assert b.lines.line(MODEL).load("b") == a.lines.line(MODEL).load("b") > 4
+
+
 async def test_loads_count_what_is_being_posted_at_the_same_time():
     async with processes("a", "b", slots=4) as (a, b):
         a.holds = b.holds = True
