@@ -36,6 +36,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import psycopg
+import structlog
 
 from chatsvc.clock import SystemClock
 from chatsvc.context import passages, retrieve
@@ -122,6 +123,7 @@ def main() -> None:
             " github.com/snap-research/locomo."
         )
     talks = read(data)[: arguments.conversations]
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asyncio.run(run(talks, arguments))
 
 
@@ -179,7 +181,8 @@ async def run(talks: list[Talk], arguments: argparse.Namespace) -> None:
                         for name, shares in await asked.choices():
                             choices.setdefault(name, []).extend((number % 2, *share) for share in shares)
                 report(found, times, quoted, as_json=arguments.json)
-                report_choices(choices)
+                if not arguments.json:
+                    report_choices(choices)
                 if arguments.turns:
                     await long_one(store, url, embedder, talks, arguments)
         await embedder.aclose()
@@ -326,10 +329,7 @@ async def long_one(
     line = ", ".join(
         f"{method} {median(seconds) * 1000:.1f} (least {min(seconds) * 1000:.1f})" for method, seconds in times.items()
     )
-    if arguments.json:
-        print(json.dumps({method: {"p50_ms": round(median(seconds) * 1000, 1)} for method, seconds in times.items()}))
-    else:
-        print(f"\np50 in ms in one conversation of {len(turns)} turns: {line}")
+    say(f"\np50 in ms in one conversation of {len(turns)} turns: {line}", arguments.json)
 
 
 def report(
