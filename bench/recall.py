@@ -177,12 +177,11 @@ async def run(talks: list[Talk], arguments: argparse.Namespace) -> None:
                         quoted.append(await asked.quoted(question))
                         for method in METHODS:
                             times[method].append(await asked.seconds(question, method))
-                    if arguments.choices:
+                    if arguments.choices and not arguments.json:
                         for name, shares in await asked.choices():
                             choices.setdefault(name, []).extend((number % 2, *share) for share in shares)
                 report(found, times, quoted, as_json=arguments.json)
-                if not arguments.json:
-                    report_choices(choices)
+                report_choices(choices)
                 if arguments.turns:
                     await long_one(store, url, embedder, talks, arguments)
         await embedder.aclose()
