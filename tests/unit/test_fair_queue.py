@@ -11,6 +11,7 @@ from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
 from chatsvc.scheduler.output_length import OutputEstimator
+from chatsvc.scheduler.virtual_time import VirtualTime
 
 FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
 WEIGHTS = {PRO: 16.0, PLUS: 4.0, FREE: 1.0}
@@ -173,6 +174,17 @@ def test_idling_forgives_no_debt():
     # 1,600 of service ahead, 130 a reply of the other's: it waits for about a dozen of them.
     assert "debtor" not in serve_all(line, 9)
     assert "debtor" in serve_all(line, 6)
+
+
+def test_who_begins_to_wait_begins_no_lower_than_others_did_but_for_what_was_charged_ahead():
+    time = VirtualTime(WEIGHTS, floor_share=0.0, quantum=100)
+    time.work(FREE, 3)
+    time.dispatched(0.0, 40.0)
+    time.wait(FREE, 500.0)
+    time.started(time.start(500.0))
+    time.wait_no_more(FREE, 500.0)
+    time.wait(FREE, 10.0)
+    assert time.start(10.0) == 460
 
 
 def test_a_crowd_of_newcomers_cannot_keep_a_user_waiting_for_ever():
