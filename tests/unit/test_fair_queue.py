@@ -329,12 +329,10 @@ def test_a_run_that_is_not_large_is_not_passed():
     line = queue()
     put(line, demand("filler"))
     line.take(1, 10_000)
-    put(line, *(demand("greedy", most=1100) for _ in range(3)), *(demand(f"u{n}") for n in range(20)))
-    first = line.take(1, 1300)
-    assert first[0].user_id == "greedy"
-    put(line, demand("behind"))
-    assert line.take(1, 599) == []
-    assert line.take(9, 5000)[0].user_id == "u0"
+    # An eighth of the room is 1,250.
+    put(line, demand("next", most=1100), *(demand(f"u{n}") for n in range(20)))
+    assert line.take(9, 700) == []
+    assert line.take(1, 1200)[0].user_id == "next"
 
 
 def test_of_two_that_do_not_fit_neither_is_passed_by_who_is_ahead_of_either_by_more_than_it_costs():
