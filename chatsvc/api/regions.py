@@ -41,8 +41,8 @@ from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
 
-_ROUTE: Final = re.compile(r"/v1/responses/([^/]+)(/stream|/stop|/context)?")
-_METHODS: Final = {None: "GET", "/stream": "GET", "/stop": "POST"}
+_METHODS: Final = {"": "GET", "/stream": "GET", "/stop": "POST", "/context": "GET"}
+_ROUTE: Final = re.compile(rf"/v1/responses/([^/]+)({'|'.join(_METHODS)})")
 _SILENT_HEARTBEATS: Final = 2
 _PASSED_ON_HEADERS: Final[tuple[bytes, ...]] = (b"content-type", b"retry-after")
 _HOP: Final = "chatsvc.region"

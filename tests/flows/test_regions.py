@@ -228,6 +228,9 @@ async def test_stop_and_fetch_work_through_the_other_region(home, away):
     fetched, own = await away.state(reply), await home.state(reply)
     assert fetched["status"] == own["status"] == "stopped"
     assert fetched["usage"] == own["usage"]
+    context, own = [await api.call("GET", f"/v1/responses/{reply['response_id']}/context") for api in (away, home)]
+    assert context.status_code == own.status_code == 200, (context.text, own.text)
+    assert context.json() == own.json()
     again = await away.call("POST", f"/v1/responses/{reply['response_id']}/stop")
     assert (again.status_code, again.json()["status"]) == (202, "stopped")
 
@@ -236,7 +239,12 @@ async def test_another_user_sees_nothing_and_nobody_must_sign_in(home, away, cli
     reply = await home.start()
     path = f"/v1/responses/{reply['response_id']}"
     other, nobody = Api(client, away.base), Api(client, away.base, {"x-nobody": "1"})
-    for method, route in (("GET", path), ("GET", f"{path}/stream"), ("POST", f"{path}/stop")):
+    for method, route in (
+        ("GET", path),
+        ("GET", f"{path}/stream"),
+        ("GET", f"{path}/context"),
+        ("POST", f"{path}/stop"),
+    ):
         assert (await other.call(method, route)).status_code == 404
         assert (await nobody.call(method, route)).status_code == 401
     expired = await nobody.call("GET", f"{path}/stream?token=AAAA")
@@ -399,7 +407,7 @@ async def test_when_home_is_away_the_stored_message_is_served_once_it_was_replic
     assert (seen.end.name, seen.end.id) == ("error", None)
     assert (seen.end.data["code"], seen.end.data["retryable"]) == ("region_unreachable", True)
     assert seen.last_id == last_id
-    for method, route in (("GET", ""), ("POST", "/stop")):
+    for method, route in (("GET", ""), ("GET", "/context"), ("POST", "/stop")):
         answer = await away.call(method, f"/v1/responses/{running['response_id']}{route}")
         assert (answer.status_code, answer.json()["code"]) == (503, "region_unreachable")
         assert answer.json()["retryable"]
