@@ -32,7 +32,8 @@ class TransformersEmbedder(Embedder):
         model = self._model or await self._load()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, model.embed, list(texts))
-        except RuntimeError as error:  # torch's; also what it says when memory is short
+        except Exception as error:
+            # Each part raises errors of its own, and torch says so when memory is short.
             raise EngineUnavailable(f"The embedding model {self.name} failed: {_one_line(error)}") from error
 
     async def aclose(self) -> None:
@@ -46,7 +47,7 @@ class TransformersEmbedder(Embedder):
             if self._model is None:
                 try:
                     model = await load_in_thread(lambda: _Model(self._source, self._options), lambda _: None)
-                except (ImportError, OSError, RuntimeError, ValueError) as error:
+                except Exception as error:
                     raise EngineUnavailable(
                         f"The embedding model {self.name} cannot be loaded: {_one_line(error)}"
                     ) from error

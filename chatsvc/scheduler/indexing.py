@@ -131,7 +131,7 @@ class Indexer:
     async def _vectors(self, branch: RecallBranch, due: RecallDue) -> bool:
         """False: there is no time for it now."""
         embedder = self._embedder
-        if embedder is None or not self._may_try():
+        if embedder is None or self.embedder_rests:
             return True
         for chunk in await self._index.without_vectors(branch, version=VERSION, embedder=embedder.name):
             texts = await self._index.texts(chunk)
@@ -142,7 +142,7 @@ class Indexer:
                 try:
                     rows.append(await embedder.embed(texts[first : first + BATCH]))
                 except EngineUnavailable as error:
-                    self._failed_at = self._clock.monotonic()
+                    self.embedder_failed()
                     _log.warning("old passages are indexed by their words only", reason=error.detail)
                     return True
             if rows:
@@ -151,8 +151,14 @@ class Indexer:
             await self._index.hold(due)
         return True
 
-    def _may_try(self) -> bool:
-        return self._failed_at is None or self._clock.monotonic() - self._failed_at > AGAIN_S
+    def embedder_failed(self) -> None:
+        """Leave the model alone for ``AGAIN_S``."""
+        self._failed_at = self._clock.monotonic()
+
+    @property
+    def embedder_rests(self) -> bool:
+        """Whether the model has failed a while ago, here or for a question, and is not tried again yet."""
+        return self._failed_at is not None and self._clock.monotonic() - self._failed_at <= AGAIN_S
 
 
 def _packed(spoken: Sequence[Spoken], previous_id: int | None) -> list[NewChunk]:

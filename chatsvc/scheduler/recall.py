@@ -49,6 +49,8 @@ _CANDIDATES: Final = 2
 """Passages are read for so many times as many as may be chosen: some may be too long, or in the prompt already."""
 _OFFLOAD: Final = 512
 """Passages that are ranked in a thread, since it takes longer than the event loop should stand still."""
+_MOST_EMBEDDING: Final = 4
+"""Questions whose vector is being made: one that comes when so many are open would not have its own in time."""
 _KEPT: Final = 256
 _KEPT_S: Final = 30.0
 """An answer is given again for so long: the door and the runner ask the same within moments."""
@@ -83,6 +85,8 @@ class Recall:
         self._most = most
         self._answers: OrderedDict[tuple[object, ...], tuple[float, tuple[Recalled, ...]]] = OrderedDict()
         self._embedding: set[asyncio.Task[Floats | None]] = set()
+        self._embeds = False
+        """The model has made a vector: until then questions do not queue up for it to load."""
 
     async def recall(
         self,
@@ -110,6 +114,10 @@ class Recall:
                 complete, found = await self._find(branch, question, budget_tokens, model)
         except (TimeoutError, StoreUnavailable, EngineUnavailable) as error:
             _log.warning("nothing recalled: not in time", reason=str(error) or type(error).__name__)
+            return ()
+        except Exception as error:  # noqa: BLE001
+            # The last line of defence: whatever it was, the reply goes on without it.
+            _log.exception("nothing recalled", error_type=type(error).__name__)
             return ()
         if complete:
             self._keep(key, found)
@@ -142,13 +150,30 @@ class Recall:
         return self._embedder is not None and any(chunk.passages and chunk.vectors is None for chunk in chunks)
 
     def _embed(self, question: str) -> asyncio.Task[Floats | None] | None:
-        if self._embedder is None:
+        most = _MOST_EMBEDDING if self._embeds else 1
+        if self._embedder is None or self.indexer.embedder_rests or len(self._embedding) >= most:
             return None
         # A task of its own: what comes too late for this question has loaded the model for the next one.
-        task = asyncio.create_task(_vector(self._embedder, question), name="embed a question")
+        task = asyncio.create_task(self._vector(self._embedder, question), name="embed a question")
         self._embedding.add(task)
         task.add_done_callback(self._embedding.discard)
         return task
+
+    async def _vector(self, embedder: Embedder, question: str) -> Floats | None:
+        try:
+            rows = await embedder.embed([question[-_EMBED_CHARS:]])
+        except Exception as error:  # noqa: BLE001
+            # A library of models raises what it likes; words alone decide, whatever it was.
+            self._embeds = False
+            self.indexer.embedder_failed()
+            if isinstance(error, EngineUnavailable):
+                _log.warning("questions are compared by their words only", reason=error.detail)
+            else:
+                _log.exception("questions are compared by their words only", error_type=type(error).__name__)
+            return None
+        self._embeds = True
+        vector: Floats = rows[0]
+        return vector
 
     async def _within(self, scored: Sequence[Scored], budget_tokens: int, model: str) -> tuple[Recalled, ...]:
         """As many as fit, the best first; neighbours are one quotation. What is too long for what is left is passed
@@ -262,16 +287,6 @@ def _quote(group: Sequence[Scored]) -> Recalled:
 
 def _line(passage: StoredPassage) -> str:
     return f"{_SPEAKERS.get(passage.role, passage.role.value)}: {passage.text.strip()}"
-
-
-async def _vector(embedder: Embedder, question: str) -> Floats | None:
-    try:
-        rows = await embedder.embed([question[-_EMBED_CHARS:]])
-    except EngineUnavailable as error:
-        _log.warning("a question was compared by its words only", reason=error.detail)
-        return None
-    vector: Floats = rows[0]
-    return vector
 
 
 async def _in_time(embedding: asyncio.Task[Floats | None] | None) -> Floats | None:

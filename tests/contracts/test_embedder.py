@@ -39,18 +39,20 @@ async def test_an_embedder_keeps_its_contract(setting):
             "word " * 5000,
             "我的猫很可爱 🐈",
         ]
-        longest = 0.0
+        ticks = 0
 
         async def watch():
-            nonlocal longest
+            nonlocal ticks
             while True:
-                began = time.monotonic()
-                await asyncio.sleep(0.01)
-                longest = max(longest, time.monotonic() - began)
+                await asyncio.sleep(0)
+                ticks += 1
 
         await embedder.embed(["The first one loads."])
         watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        before = ticks
         rows = await embedder.embed(texts)
+        assert ticks > before + 10  # M3: the loop went round and round meanwhile
         watching.cancel()
         assert rows.dtype == np.float32
         assert rows.shape[0] == len(texts)
@@ -59,7 +61,6 @@ async def test_an_embedder_keeps_its_contract(setting):
         assert alone @ rows[0] > 0.999  # M1: whatever it is asked with
         if "cls" not in setting:
             assert rows[0] @ rows[2] > rows[0] @ rows[3] + 0.1
-        assert longest < 2  # M3; a busy machine lets the loop wait, a call on the loop would take much longer
         assert (await embedder.embed([])).shape == (0, rows.shape[1])
     finally:
         await embedder.aclose()

@@ -25,11 +25,13 @@ class Letters(Embedder):
     def __init__(self, name="letters"):
         self.name = name
         self.texts = []
+        self.calls = 0
         self.may_go = asyncio.Event()
         self.may_go.set()
         self.error = None
 
     async def embed(self, texts):
+        self.calls += 1
         await self.may_go.wait()
         if self.error is not None:
             raise self.error
@@ -314,20 +316,60 @@ async def test_a_question_does_not_wait_for_a_model_that_loads(store, world, emb
     assert "User: question 1" in lines(await ask(recall_of(store, embedder), branch, "question 1"))
 
 
-@pytest.mark.parametrize("broken", ["embedder", "store"])
+class Unthought(Exception):
+    """A library's own, of no kind that we know."""
+
+
+@pytest.mark.parametrize("broken", [EngineUnavailable("gone"), Unthought("gone"), KeyError("gone"), "rank", "store"])
 async def test_trouble_is_never_the_replys(store, world, embedder, broken, monkeypatch):
     conversation = await world.conversation()
     path = await world.turns(conversation, 3)
     branch = branch_of(conversation, path[-1])
     await index(store, branch, embedder=embedder)
-    if broken == "embedder":
-        embedder.error = EngineUnavailable("gone")
+    if isinstance(broken, Exception):
+        embedder.error = broken
         assert "User: question 1" in lines(await ask(recall_of(store, embedder), branch, "question 1"))
+    elif broken == "rank":
+        monkeypatch.setattr(recall_module, "_rank", None)
+        assert await ask(recall_of(store, embedder), branch, "question 1") == ()
     else:
         monkeypatch.setattr(recall_module, "DEADLINE_S", 0.05)
         async with await psycopg.AsyncConnection.connect(store._database._url) as connection:
             await connection.execute("LOCK TABLE recall_chunks")
             assert await ask(recall_of(store, embedder), branch, "question 1") == ()
+
+
+async def test_questions_try_a_broken_model_once_in_a_while(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    recall = recall_of(store, embedder)
+    embedder.error, embedder.calls = EngineUnavailable("not installed"), 0
+    for number in range(5):
+        assert await ask(recall, branch, f"question {number}")
+    assert embedder.calls == 1
+    assert recall.indexer.embedder_rests
+
+
+async def test_however_many_ask_few_wait_for_the_model(store, world, embedder, monkeypatch):
+    monkeypatch.setattr(recall_module, "VECTOR_S", 0.05)
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    recall = recall_of(store, embedder)
+    embedder.may_go.clear()
+    embedder.calls = 0
+    await asyncio.gather(*(ask(recall, branch, f"question {number}") for number in range(20)))
+    assert embedder.calls == 1  # it has not made any vector yet: one loads it
+    embedder.may_go.set()
+    await asyncio.gather(*recall._embedding)
+    embedder.may_go.clear()
+    embedder.calls = 0
+    await asyncio.gather(*(ask(recall, branch, f"and question {number}") for number in range(20)))
+    assert embedder.calls == recall_module._MOST_EMBEDDING
+    await recall.aclose()
 
 
 async def test_a_broken_model_leaves_the_words_and_is_not_tried_all_the_time(store, world, embedder):
