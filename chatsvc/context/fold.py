@@ -35,8 +35,9 @@ folding one by one would throw the cached prefix away in every turn."""
 
 
 OPENING: Final = "Facts\n- "
-STOPS: Final = ("\nuser:", "\nassistant:", "\nUser:", "\nAssistant:", "\n> ")
-"""Where a model begins to go on with the conversation, its notes are done."""
+STOPS: Final = ("\nuser:\n", "\nassistant:\n", "\n> ")
+"""Where a model begins to go on with the messages, in the very form in which it was shown them, its notes are done.
+Notes may well have lines such as "User: Anna"."""
 _MOST_REPEATS: Final = 4
 
 

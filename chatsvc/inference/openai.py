@@ -27,6 +27,8 @@ from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 _DEFAULT_WINDOW: Final = 8192
 _CONNECT_S: Final = 5.0
 _HEALTH_S: Final = 1.5
+_MOST_STOPS: Final = 4
+"""More stop strings are refused by the protocol. ``Completion`` looks for all of them."""
 _MESSAGE_TOKENS: Final = 8
 """A template's own tokens around a message, on the safe side."""
 _RETRY_AFTER_MOST_S: Final = 600.0
@@ -156,7 +158,7 @@ class OpenAIEngine(Engine):
             # As vLLM and SGLang name it. Servers without these words either go on by themselves or refuse plainly.
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if sampling.stop:
-            body["stop"] = list(sampling.stop)
+            body["stop"] = list(sampling.stop[:_MOST_STOPS])
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         return body

@@ -19,6 +19,9 @@ from chatsvc.conversation import Role
 from chatsvc.inference.base import Engine
 from chatsvc.prompt import ChatMessage, Chunk, Sampling
 
+MOST_STOPS = 4
+"""As the protocol says."""
+
 
 class OpenAIServer:
     """An ASGI application. ``key`` is the only one accepted; ``faults`` are statuses to answer the next posts with."""
@@ -47,10 +50,13 @@ class OpenAIServer:
                 body += message["body"]
                 if not message["more_body"]:
                     break
-            if self.faults:
+            asked = json.loads(body)
+            if len(asked.get("stop", ())) > MOST_STOPS:
+                await self._json(send, 400, {"error": {"message": "too many stop strings"}})
+            elif self.faults:
                 await self._json(send, self.faults.pop(0), {"error": {"message": "told to"}}, {b"retry-after": b"7"})
             else:
-                await self._complete(json.loads(body), receive, send)
+                await self._complete(asked, receive, send)
         else:
             await self._json(send, 404, {"error": {"message": "no such path"}})
 

@@ -66,7 +66,7 @@ async def test_e3_the_text_ends_before_a_stop_string_though_it_spans_tokens(talk
     whole = text_of(await talk.ask(STORY, max_tokens=40))
     start = len(whole) // 2
     stop = whole[start : start + length]
-    chunks = await talk.ask(STORY, max_tokens=40, stop=("never said", stop))
+    chunks = await talk.ask(STORY, max_tokens=40, stop=("never said", "nor \0 this", "nor \0 that", "\0", stop))
     assert text_of(chunks) == whole[: whole.index(stop)]
     assert chunks[-1].finish_reason == "stop"
     await talk.settled()

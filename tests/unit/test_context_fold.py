@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatsvc.context.fold import (
+    STOPS,
     Counted,
     Draft,
     Said,
@@ -121,6 +122,15 @@ def test_no_text_begins_a_line_of_its_own_in_the_summarisers_prompt(previous, sa
     plain = request("x" * bool(previous), [Said(each.role, "x") for each in said], cap_tokens=100)[1]
     assert own_lines(user) == own_lines(plain)
     assert all(f"> {line}" in user.content for text in texts for line in text.splitlines())
+
+
+def test_notes_end_where_the_messages_are_gone_on_with_and_not_at_a_line_about_the_user():
+    shown = request(None, [Said(Role.USER, "hi"), Said(Role.ASSISTANT, "ho")], cap_tokens=400)[1].content
+    for role in ("user", "assistant"):
+        gone_on = f"Facts\n- A cat.{shown[shown.index(f'{chr(10)}{role}:') :]}"
+        assert min(gone_on.find(stop) for stop in STOPS if stop in gone_on) == len("Facts\n- A cat.")
+    honest = "Names and numbers\nUser: Anna\nuser: Anna\nAssistant: none\nDog: Rex\n-> done"
+    assert not any(stop in honest for stop in STOPS)
 
 
 def test_a_second_try_is_told_what_was_wrong_with_the_first():
