@@ -4,8 +4,8 @@
     history = summary + pinned + verbatim + recalled + question
 
     reply      what the request asks for, or min(4,096, window / 4)
-    summary    at most a quarter of the history
-    pinned     at most a quarter
+    summary    at most a quarter of the history that there is beside a usual reply, and half of what there is
+    pinned     at most a quarter of the history
     recalled   at most an eighth, and no more than is configured
     question   whatever it needs: what is larger than all of the history is refused
     verbatim   the rest
@@ -81,19 +81,19 @@ def split(
     reply = max(1, reply_reserve(window, requested))
     history = max(0, window - system_tokens - reply)
     usable = int(history * history_share)
-    part = usable // PART_SHARE
-    # Neither what this request asks for nor how busy the service is moves the places of the steps.
-    usual = (window - system_tokens - reply_reserve(window, None)) // 2
+    # Neither what this request asks for nor how busy the service is moves the places of the steps, or the end of a long
+    # summary, which stands in front of everything: not until there is less than half of the usual room.
+    usual = max(0, window - system_tokens - reply_reserve(window, None))
     return Budget(
         window=window,
         reply=reply,
         system=system_tokens,
         history=history,
         allowed=system_tokens + usable,
-        summary=part,
-        pinned=part,
+        summary=min(usual // PART_SHARE, usable // 2),
+        pinned=usable // PART_SHARE,
         recalled=min(recall_tokens, usable // RECALL_SHARE),
-        step=max(1, min(step_tokens, window // STEP_SHARE, usual)),
+        step=max(1, min(step_tokens, window // STEP_SHARE, usual // 2)),
     )
 
 

@@ -34,6 +34,8 @@ class ActiveRun:
         self.meter = meter
         self.complete = False
         """It came to its own end."""
+        self.output_tokens = 0
+        """Of the reply, so far."""
         self.queued_again = False
         """Nothing of it was shown, and it waits again."""
         self.prepared = prepared

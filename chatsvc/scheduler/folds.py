@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from chatsvc.config import ContextConfig
-from chatsvc.context.budget import split
+from chatsvc.context.budget import Budget, reply_reserve, split
 from chatsvc.context.fold import Counted, plan, summary_cap
 from chatsvc.conversation import BranchView, Conversation, Message, Summary
 from chatsvc.errors import ChatError, NotFound, SummaryEmpty, SummaryTooLong
@@ -35,7 +35,9 @@ _log = structlog.get_logger(__name__)
 
 LOWEST: Final = TierName.FREE
 _LOOK_FROM: Final = 0.5
-"""Of what starts a fold: after a shorter prompt nobody looks, since its reply was not as long as the rest."""
+"""Of what starts a fold: after a shorter prompt and reply nobody looks."""
+_LONGEST_REPLY: Final = 0.5
+"""Of the window: more room than that is not made for the reply that a request asks for."""
 _TASK_TOKENS: Final = 400
 """What the summariser is told beside its material, about."""
 
@@ -48,6 +50,8 @@ class _Branch(msgspec.Struct, frozen=True):
     leaf_id: str | None
     """None: the head."""
     model: str
+    max_tokens: int | None = None
+    """The longest reply, if the request named it: the next one is likely to do so too."""
 
 
 class Folds:
@@ -89,11 +93,13 @@ class Folds:
         if not text:
             raise SummaryEmpty("The summary is empty. Write what is to be kept.", field="text")
         conversation = await self._store.conversations.get(user_id, conversation_id)
-        engine = self._engines.get(conversation.model or self._default_model)
+        model = conversation.model or self._default_model
+        engine = self._engines.get(model)
         if engine is None:
             limit, tokens = self._config.summary_tokens, len(text) // CHARS_PER_TOKEN
         else:
-            limit, tokens = summary_cap(engine.limits.most, self._config.summary_tokens), len(await engine.encode(text))
+            budget = await self._budget(conversation, model, engine)
+            limit, tokens = self._cap(budget), len(await engine.encode(text))
         if tokens > limit:
             raise SummaryTooLong(
                 f"The summary has {tokens} tokens; at most {limit} are taken. Shorten it.",
@@ -117,8 +123,9 @@ class Folds:
         if prepared is None:
             return
         report = prepared.report
-        if report.left_out or report.prompt_tokens > _LOOK_FROM * self._config.fold_at * report.window:
-            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model))
+        tokens = report.prompt_tokens + active.output_tokens
+        if report.left_out or tokens > _LOOK_FROM * self._config.fold_at * report.window:
+            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model, run.max_tokens))
 
     def look_again(self, run: Run) -> None:
         """What a fold went on from was changed meanwhile: look at the conversation's head."""
@@ -142,6 +149,13 @@ class Folds:
                     pass  # deleted meanwhile
                 except ChatError as error:
                     _log.warning("fold not looked for", conversation_id=branch.conversation_id, reason=error.detail)
+                except Exception as error:  # noqa: BLE001
+                    # Whatever a tokenizer or a template throws: replies go on without, and so do other folds.
+                    _log.exception(
+                        "fold not looked for",
+                        conversation_id=branch.conversation_id,
+                        error_type=type(error).__name__,
+                    )
                 finally:
                     self._under_way = False
 
@@ -155,21 +169,20 @@ class Folds:
             conversation, view = await self._store.conversations.view(
                 branch.user_id, branch.conversation_id, leaf, leaf_may_be_folded=True
             )
-            await self.fold_if_due(conversation, view, branch.model)
+            await self.fold_if_due(conversation, view, branch.model, branch.max_tokens)
 
-    async def fold_if_due(self, conversation: Conversation, view: BranchView, model: str) -> bool:
-        """Queue a fold of this branch if it is long enough; whether one is needed. Raises ``StoreUnavailable``."""
+    async def fold_if_due(
+        self, conversation: Conversation, view: BranchView, model: str, max_tokens: int | None = None
+    ) -> bool:
+        """Queue a fold of this branch if it is long enough; whether one is needed. Raises ``StoreUnavailable``.
+
+        ``max_tokens``: the longest reply that is asked for, where that is known.
+        """
         engine = self._engines[model]
         window = engine.limits.most
         history = await self._counted(model, engine, view.verbatim)
         summary_tokens = len(await engine.encode(view.summary.text)) if view.summary else 0
-        budget = split(
-            window=window,
-            system_tokens=len(await engine.encode(conversation.system_prompt or "")),
-            requested=None,
-            recall_tokens=self._config.recall_tokens,
-            step_tokens=self._config.fold_step_tokens,
-        )
+        budget = await self._budget(conversation, model, engine, max_tokens)
         pinned = sum(message.tokens for message in await self._counted(model, engine, view.pinned))
         fold = plan(
             history,
@@ -194,7 +207,7 @@ class Folds:
                 model=model,
                 tier=LOWEST,
                 prompt_tokens=min(window, summary_tokens + fold.tokens + _TASK_TOKENS),
-                max_tokens=min(summary_cap(window, self._config.summary_tokens), max(1, budget.summary)),
+                max_tokens=self._cap(budget),
             ),
             rest_s=self._config.fold_rest_s,
         )
@@ -207,6 +220,24 @@ class Folds:
                 tokens=fold.tokens,
             )
         return True
+
+    async def _budget(
+        self, conversation: Conversation, model: str, engine: Engine, max_tokens: int | None = None
+    ) -> Budget:
+        """What the next prompt has room for, beside a usual reply or a longer one."""
+        window = engine.limits.most
+        longer = min(max_tokens or 0, int(_LONGEST_REPLY * window))
+        return split(
+            window=window,
+            system_tokens=await self._prompts.system_tokens(conversation, model, engine),
+            requested=longer if longer > reply_reserve(window, None) else None,
+            recall_tokens=self._config.recall_tokens,
+            step_tokens=self._config.fold_step_tokens,
+        )
+
+    def _cap(self, budget: Budget) -> int:
+        """Most tokens of a summary that a prompt shows whole."""
+        return max(1, min(summary_cap(budget.window, self._config.summary_tokens), budget.summary))
 
     async def _counted(self, model: str, engine: Engine, messages: Sequence[Message]) -> list[Counted]:
         overhead = await self._prompts.overhead(model, engine)

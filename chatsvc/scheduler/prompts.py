@@ -113,6 +113,13 @@ class Prompts:
             return  # what cannot be counted now is refused with the message it leaves no room for
         check_system(tokens, window)
 
+    async def system_tokens(self, conversation: Conversation, model: str, engine: Engine) -> int:
+        """Tokens of the system message: the system prompt, and what the user wants to be known."""
+        memory = await fitting(engine, conversation.memory, self._config.memory_tokens)
+        system = assemble(Material(conversation=conversation, memory=memory)).system
+        overhead = await self.overhead(model, engine)
+        return sum([len(await engine.encode(message.content)) + overhead for message in system])
+
     async def overhead(self, model: str, engine: Engine) -> int:
         """Tokens that the chat template adds to a message."""
         if model not in self._overheads:

@@ -183,6 +183,7 @@ class Runner:
         async with aclosing(engine.generate(prompt, sampling, request_id, PRIORITY[run.tier])) as chunks:
             async for chunk in chunks:
                 output_tokens += chunk.output_tokens
+                active.output_tokens = output_tokens
                 progress.usage = Usage(
                     prompt_tokens=prompt.tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
                     cached_tokens=chunk.cached_tokens or 0,

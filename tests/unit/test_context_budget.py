@@ -48,6 +48,17 @@ def test_the_places_of_the_steps_do_not_move_with_the_request(window, system, re
     assert budget(window, system, requested, history_share=share).step == budget(window, system).step
 
 
+@given(windows, st.integers(0, 100_000), st.integers(1, 300_000), st.floats(0, 1))
+def test_a_long_summary_ends_where_it_did_until_there_is_less_than_half_of_the_usual_room_L11(
+    window, system, requested, share
+):
+    usual, this = budget(window, system), budget(window, system, requested, history_share=share)
+    if this.allowed - this.system >= usual.history / 2:
+        assert this.summary == usual.summary
+    assert this.summary <= usual.summary
+    assert this.summary + this.pinned + this.recalled <= max(0, this.allowed - this.system)
+
+
 @given(windows, st.integers(0, 100_000), st.integers(0, 300_000))
 def test_a_question_is_refused_with_its_tokens_and_the_limit_when_all_of_the_history_is_not_enough(
     window, system, question
