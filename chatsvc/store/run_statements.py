@@ -98,7 +98,10 @@ _ENDED: Final = statement(
     RETURNING {run:r}
     ), message AS (
         UPDATE messages SET content = %(text)s, status = ended.status, finish_reason = ended.finish_reason,
-            error_code = ended.error_code, tokens = ended.output_tokens
+            error_code = ended.error_code,
+            -- Text that was gone on with was counted with the message it stands in.
+            tokens = ended.output_tokens + CASE WHEN ended.continues_message_id IS NULL THEN 0
+                ELSE (SELECT k.tokens FROM messages k WHERE k.id = ended.continues_message_id) END
         FROM ended WHERE messages.id = ended.message_id
     ), conversation AS (
         UPDATE conversations SET updated_at = greatest(updated_at, ended.ended_at)
@@ -180,7 +183,9 @@ REQUEST_STOP: Final = statement("""
         WHERE r.id = %(id)s AND r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming') AND r.kind = 'reply'
         RETURNING {run:r}
     ), message AS (
-        UPDATE messages SET status = 'stopped', finish_reason = 'stopped', tokens = 0
+        UPDATE messages SET status = 'stopped', finish_reason = 'stopped',
+            tokens = CASE WHEN asked.continues_message_id IS NULL THEN 0
+                ELSE (SELECT k.tokens FROM messages k WHERE k.id = asked.continues_message_id) END
         FROM asked WHERE messages.id = asked.message_id AND asked.status = 'stopped'
     ), conversation AS (
         UPDATE conversations SET updated_at = greatest(updated_at, asked.ended_at)

@@ -5,6 +5,7 @@ Over 400 lines: one noun, one suite; every transition of the table is here and n
 
 import asyncio
 
+import msgspec
 import pytest
 from store_world import (
     ALICE,
@@ -408,6 +409,25 @@ async def test_stopping_a_waiting_run_ends_it_at_once(world, store):
     assert (message.status, message.finish_reason, message.content) == (RunStatus.STOPPED, "stopped", "")
     assert await store.runs.request_stop("alice", run.id) == ended
     assert await store.runs.queued() == []
+
+
+@pytest.mark.parametrize("how", ["complete", "stopped in the queue"])
+async def test_a_reply_that_was_gone_on_with_counts_the_text_it_begins_with(world, store, how):
+    broken = await world.streaming()
+    outcome = msgspec.structs.replace(stopped("The beginning."), usage=Usage(output_tokens=3))
+    assert await store.runs.finish(broken.id, broken.attempt, outcome)
+    kept = (await world.message(broken)).tokens
+    assert kept == 3
+    new = regeneration(broken.user_message_id, continues_message_id=broken.message_id)
+    run = (await store.runs.regenerate(new)).run
+    if how == "complete":
+        [run] = await store.runs.claim([run.id], "worker")
+        outcome = complete("The beginning. The end.")
+        assert await store.runs.finish(run.id, run.attempt, outcome)
+        assert (await world.message(run)).tokens == kept + outcome.usage.output_tokens
+    else:
+        await store.runs.request_stop(run.user_id, run.id)
+        assert (await world.message(run)).tokens == kept
 
 
 async def test_stopping_a_streaming_run_asks_its_worker(world, store):
