@@ -43,7 +43,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     """Sequences that run at the same time."""
     kv_tokens: int | None = None
-    """Tokens that the KV cache holds, where known."""
+    """Tokens that the KV cache holds, where known: whole blocks."""
+    kv_block: int = 1
+    """Tokens of the KV cache that are given out together: a sequence takes whole blocks."""
     temperature: float = 0.7
     """What suits the model when a request names none."""
     reply_tokens: int = 4096

@@ -77,7 +77,9 @@ class VllmEngine(Engine):
             model=self._model,
             window=config.model_config.max_model_len,
             slots=config.scheduler_config.max_num_seqs,
-            kv_tokens=blocks * block_size if blocks else None,
+            # One block is none: it stands for those that are not kept.
+            kv_tokens=(blocks - 1) * block_size if blocks else None,
+            kv_block=block_size,
             **({} if self._source else EMBEDDED_HABITS),
         )
         processes = self._module.CoreProcesses(core)

@@ -22,11 +22,13 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     cached_tokens: int = 0
     """The part of the prompt that is likely to be served from the prefix cache: how warm the run is."""
+    block: int = 1
+    """Tokens of the KV cache that are given out together."""
 
     @property
     def kv_tokens(self) -> int:
         """Room that must be free in the KV cache, so that the run can neither be preempted nor preempt."""
-        return self.prompt_tokens + self.max_tokens
+        return -(-(self.prompt_tokens + self.max_tokens) // self.block) * self.block
 
 
 May = Callable[[Demand], bool]

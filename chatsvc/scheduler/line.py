@@ -150,17 +150,23 @@ class Line:
 
     def demand(self, run: WaitingRun) -> Demand:
         """What the queue has to know."""
-        most = _REPLY_TOKENS if self._engine is None else self._engine.limits.reply_tokens
-        wanted = most if run.max_tokens is None else run.max_tokens
-        if self._engine is not None:
-            wanted = min(wanted, max(1, self._engine.limits.window - run.prompt_tokens))
+        prompt, block = run.prompt_tokens, 1
+        if self._engine is None:
+            wanted = _REPLY_TOKENS if run.max_tokens is None else run.max_tokens
+        else:
+            # Never more than the engine has: what is too long is shortened, or refused, when the run begins. One that
+            # never began would wait for ever, and all of its user behind it.
+            limits = self._engine.limits
+            prompt, block = min(prompt, limits.most - 1), limits.kv_block
+            wanted = min(limits.reply_tokens if run.max_tokens is None else run.max_tokens, limits.most - prompt)
         return Demand(
             run_id=run.id,
             user_id=run.user_id if run.kind is RunKind.REPLY else f"{run.user_id}{_BACKGROUND}",
             tier=run.tier,
-            prompt_tokens=run.prompt_tokens,
+            prompt_tokens=prompt,
             max_tokens=wanted,
-            cached_tokens=min(self.warmth.cached(run.conversation_id), run.prompt_tokens),
+            cached_tokens=min(self.warmth.cached(run.conversation_id), prompt),
+            block=block,
         )
 
     def knows(self, run_id: str) -> bool:

@@ -12,8 +12,8 @@ WEIGHTS = {TierName.FREE: 1.0, TierName.PLUS: 4.0, TierName.PRO: 16.0}
 
 
 class Engine:
-    def __init__(self, *, window=1000, slots=2, kv_tokens=None):
-        self.limits = EngineLimits(model="m", window=window, slots=slots, kv_tokens=kv_tokens)
+    def __init__(self, *, window=1000, slots=2, **kv):
+        self.limits = EngineLimits(model="m", window=window, slots=slots, **kv)
 
 
 class Clock(SystemClock):
@@ -78,6 +78,24 @@ def test_without_a_wish_a_run_may_write_what_the_window_leaves():
     line.put(run(1))
     line.put(run(2))
     assert line.take() == [("m", "run001")]
+
+
+@pytest.mark.parametrize("fields", [{"prompt_tokens": 5000}, {"prompt_tokens": 1500}, {}, {"max_tokens": 5000}])
+def test_a_run_that_asks_for_more_than_the_engine_has_is_taken_all_the_same(fields):
+    line = lines(m=Engine(window=2000, kv_tokens=1000))
+    line.put(run(1, **fields))
+    assert line.take() == [("m", "run001")]
+
+
+def test_a_run_takes_whole_blocks():
+    line = lines(m=Engine(slots=9, kv_tokens=160, kv_block=16))
+    for number in range(3):
+        line.put(run(number, prompt_tokens=60, max_tokens=5))
+    assert line.take() == [("m", "run000"), ("m", "run001")]
+    line = lines(m=Engine(slots=9, kv_tokens=144, kv_block=16))
+    for number in range(3):
+        line.put(run(number, prompt_tokens=60, max_tokens=5))
+    assert line.take() == [("m", "run000")]
 
 
 def test_with_room_a_run_waits_for_nothing_and_never_passes_those_who_wait():
