@@ -158,6 +158,53 @@ test("a summary that changed meanwhile is fetched, what was written is kept, and
   assert.equal(contexts.draft.value, null);
 });
 
+test("what is written about one branch's summary is not offered for another branch's, and is there when one comes back", async () => {
+  const client: Partial<Client> = {
+    summaries: (_, leaf) => Promise.resolve({ data: [leaf === "a9" ? summary("a8") : summary("a1")] }),
+    context: () => Promise.resolve(report(null)),
+  };
+  const path = turns("1", "2");
+  const other = turns("8", "9");
+  const drafts = new Drafts(null);
+  const { contexts, branch } = setUp(path, client, drafts);
+  await settled();
+  const mine = { through: "a1", version: 1, text: "of the first branch" };
+  contexts.write(mine);
+  branch.value = other;
+  await settled();
+  contexts.read();
+  assert.equal(contexts.fold.value?.through_message_id, "a8");
+  assert.equal(contexts.draft.value, null);
+  const theirs = { through: "a8", version: 1, text: "of the second branch" };
+  contexts.write(theirs);
+  assert.equal(contexts.draft.value, theirs);
+  branch.value = path;
+  assert.equal(contexts.draft.value, mine);
+  const { contexts: again, branch: shown } = setUp(other, client, drafts);
+  again.read();
+  assert.deepEqual(again.draft.value, theirs);
+  again.write(null);
+  shown.value = path;
+  assert.deepEqual(again.draft.value, mine);
+  await settled();
+});
+
+test("that a summary changed is said also when the newer one cannot be fetched", async () => {
+  let away = false;
+  const client: Partial<Client> = {
+    summaries: () => (away ? Promise.reject(new ApiError(503, "store_unavailable", "", true)) : Promise.resolve({ data: [summary("a1")] })),
+    context: () => Promise.resolve(report("a1")),
+    rewriteSummary: () => Promise.reject(new ApiError(409, "summary_changed", "", false)),
+  };
+  const { contexts } = setUp(turns("1", "2"), client);
+  await settled();
+  away = true;
+  const draft = { through: "a1", version: 1, text: "mine" };
+  contexts.write(draft);
+  await assert.rejects(contexts.save(contexts.fold.value!, draft), (error: ApiError) => error.code === "store_unavailable");
+  assert.equal(contexts.draft.value, draft);
+});
+
 test("after a long prompt it is looked for a fold a few times, after a short one not at all", async () => {
   let asked = 0;
   const client: Partial<Client> = {

@@ -40,3 +40,52 @@ test("memories are added, reworded and deleted; what was refused is said, and wh
   await memories.turn(true);
   assert.equal(me.value?.memory, true);
 });
+
+const gone = (): Promise<never> => Promise.reject(new ApiError(404, "not_found", "There is no such memory.", false));
+
+test("a memory that another device deleted is not there any more, and its new wording is kept", async () => {
+  let stored: Memory[] = [
+    { id: "1", text: "one" },
+    { id: "2", text: "two" },
+  ];
+  const client: Partial<Client> = { memories: () => Promise.resolve({ data: stored }), changeMemory: gone, deleteMemory: gone };
+  const memories = new Memories(client as Client, signal<Me | null>(null));
+  await memories.show();
+  stored = [];
+  assert.equal(await memories.remove("1"), true);
+  assert.equal(memories.trouble.value, null);
+  assert.deepEqual(memories.list.value, [{ id: "2", text: "two" }]);
+  memories.editing.value = { id: "2", text: "three" };
+  await memories.reword();
+  assert.deepEqual(memories.list.value, []);
+  assert.match(memories.trouble.value ?? "", /deleted meanwhile/);
+  assert.equal(memories.editing.value, null);
+  assert.equal(memories.draft.value, "three");
+});
+
+test("a memory is stored once, and the same words again are not sent", async () => {
+  const sent: string[] = [];
+  let refused = true;
+  const client: Partial<Client> = {
+    memories: () => (refused ? Promise.reject(new ApiError(503, "", "", true)) : Promise.resolve({ data: [{ id: "1", text: "one" }] })),
+    addMemory: (text) => {
+      sent.push(text);
+      return Promise.resolve({ id: "1", text });
+    },
+    changeMemory: (_, text) => {
+      sent.push(text);
+      return Promise.resolve({ id: "1", text });
+    },
+  };
+  const memories = new Memories(client as Client, signal<Me | null>(null));
+  assert.equal(await memories.show(), false);
+  refused = false;
+  memories.draft.value = "one";
+  assert.deepEqual(await Promise.all([memories.add(), memories.add()]), [true, false]);
+  // What was not fetched yet is fetched, not made up of the one that is known.
+  assert.deepEqual(memories.list.value, [{ id: "1", text: "one" }]);
+  memories.editing.value = { id: "1", text: " one " };
+  assert.equal(await memories.reword(), true);
+  assert.equal(memories.editing.value, null);
+  assert.deepEqual(sent, ["one"]);
+});

@@ -356,3 +356,29 @@ test("a model is chosen before the first message and after it, and the old one i
   assert.deepEqual(models, ["small", "big", "gone"]);
   assert.equal(thread.model.value, "big");
 });
+
+test("a model chosen while the conversation is being made is the one it has", async () => {
+  const told: (string | null | undefined)[] = [];
+  let make = (): void => undefined;
+  const { thread } = setUp(null, {
+    createConversation: (model) => {
+      told.push(model);
+      return new Promise((resolve) => {
+        make = () => resolve({ ...row(), messages: [] });
+      });
+    },
+    changeConversation: (_, { model }) => {
+      told.push(model);
+      return Promise.resolve(row());
+    },
+    send: () => {
+      told.push("sent");
+      return Promise.resolve(accepted(1));
+    },
+  });
+  const sending = thread.send("Hello");
+  await thread.chooseModel("small");
+  make();
+  await sending;
+  assert.deepEqual(told, [null, "small", "sent"]);
+});

@@ -40,6 +40,7 @@ export class App {
   readonly drawer: Signal<boolean> = signal(false);
   private readonly surroundings;
   private readonly storage: Storage | null;
+  private knowing: Promise<unknown> | null = null;
 
   constructor(private readonly window: Window & typeof globalThis) {
     this.storage = openStorage(window);
@@ -70,7 +71,7 @@ export class App {
     effect(() => {
       const before = reach;
       reach = this.pulse.reach.value;
-      if (reach === "reached" && before !== reach) untracked(() => this.thread.value.replies.renew());
+      if (reach === "reached" && before !== reach) untracked(() => this.back());
     });
     effect(() => {
       if (this.thread.value.replies.open.value) untracked(() => this.pulse.sign());
@@ -83,10 +84,7 @@ export class App {
     });
     void this.thread.peek().load();
     this.fetchMoreChats();
-    void this.attempt(() => this.meet());
-    void this.attempt(async () => {
-      this.models.value = (await this.client.models()).data;
-    });
+    void this.attempt(() => this.getToKnow());
     this.pulse.now();
   }
 
@@ -101,6 +99,24 @@ export class App {
     }
     return done;
   };
+
+  /** The server is back, perhaps as another version of itself. */
+  private back(): void {
+    this.thread.value.replies.renew();
+    void this.attempt(() => this.getToKnow());
+  }
+
+  /** Learn who this is and which models there are. */
+  private getToKnow(): Promise<unknown> {
+    this.knowing ??= Promise.all([this.meet(), this.fetchModels()]).finally(() => {
+      this.knowing = null;
+    });
+    return this.knowing;
+  }
+
+  private async fetchModels(): Promise<void> {
+    this.models.value = (await this.client.models()).data;
+  }
 
   private async meet(): Promise<void> {
     this.me.value = await this.client.me();
@@ -182,6 +198,9 @@ export class App {
     const shown = this.chats.find(this.thread.peek().id.peek()) !== undefined;
     await this.chats.refresh();
     this.notices.outdate("unreachable");
+    // What could not be fetched at the start, and a model that was not ready then.
+    if (this.me.peek() === null || this.models.peek().length === 0) await this.getToKnow();
+    else if (this.models.peek().some(({ ready }) => ready === false)) await this.fetchModels();
     const thread = this.thread.peek();
     thread.contexts.beat();
     const row = this.chats.find(thread.id.peek());

@@ -25,14 +25,20 @@ export interface Draft {
   readonly text: string;
 }
 
-/** Under which name the draft of a conversation's summary is kept beside the drafts of messages. */
+/** Under which name the drafts of a conversation's summaries are kept beside the drafts of messages. */
 export const summaryDraft = (conversation: string): string => `${conversation}#summary`;
 
-function parseDraft(json: string): Draft | null {
-  if (json === "") return null;
-  const { through, version, text } = JSON.parse(json) as Partial<Draft>;
-  return typeof through === "string" && typeof version === "number" && typeof text === "string" ? { through, version, text } : null;
+const isDraft = ({ through, version, text }: Partial<Draft>): boolean =>
+  typeof through === "string" && typeof version === "number" && typeof text === "string";
+
+function parseDrafts(json: string): Draft[] {
+  const kept: unknown = json === "" ? [] : JSON.parse(json);
+  return Array.isArray(kept) ? kept.filter(isDraft) : [];
 }
+
+/** Of things that belong to messages, by their ids: that of the message nearest to the end. */
+const nearest = <T>(path: readonly Message[], of: (id: string) => T | undefined): T | null =>
+  path.reduce<T | null>((found, { id }) => of(id) ?? found, null);
 
 export interface ContextsOptions {
   readonly client: Client;
@@ -47,17 +53,19 @@ export class Contexts {
   readonly used: Signal<ReadonlyMap<string, Used>> = signal(new Map());
   /** What was given up for a reply, by response id. */
   private readonly degraded: Signal<ReadonlyMap<string, readonly string[]>> = signal(new Map());
-  /** What is not saved yet. */
-  readonly draft: ReadonlySignal<Draft | null>;
-  private readonly drafted: Signal<Draft | null> = signal(null);
+  /** What is not saved yet of the branch that is shown: another branch's summary tells of other things. */
+  readonly draft: ReadonlySignal<Draft | null> = computed(() => {
+    const drafted = this.drafted.value;
+    return nearest(this.options.branch.value, (id) => drafted.find(({ through }) => through === id));
+  });
+  private readonly drafted: Signal<readonly Draft[]> = signal([]);
   /** Whether the summary is open to be read. */
   readonly reading: Signal<boolean> = signal(false);
   private readonly summaries: Signal<ReadonlyMap<string, Summary>> = signal(new Map());
   /** The summary that stands for the older part of the branch. */
   readonly fold: ReadonlySignal<Summary | null> = computed(() => {
     const known = this.summaries.value;
-    if (known.size === 0) return null;
-    return this.options.branch.value.reduce<Summary | null>((found, { id }) => known.get(id) ?? found, null);
+    return known.size === 0 ? null : nearest(this.options.branch.value, (id) => known.get(id));
   });
   /** What the newest reply on the branch was made of, as far as that is known. */
   readonly latest: ReadonlySignal<Used | null> = computed(() => {
@@ -74,7 +82,6 @@ export class Contexts {
 
   constructor(private readonly options: ContextsOptions) {
     const { branch, replies } = options;
-    this.draft = this.drafted;
     const live = computed(() => {
       const last = branch.value.at(-1);
       const reply = last && replies.live.value.get(last.id);
@@ -142,33 +149,41 @@ export class Contexts {
 
   /** Fetch the summaries of the branch that is shown. */
   private async lookUp(): Promise<void> {
+    this.looking = this.quietly(() => this.fetchSummaries());
+    await this.looking;
+  }
+
+  private async fetchSummaries(): Promise<void> {
     const id = this.options.conversation.peek();
     const leaf = this.options.branch.peek().at(-1);
     if (id === null || !leaf) return;
-    this.looking = this.quietly(async () => {
-      const { data } = await this.options.client.summaries(id, leaf.id);
-      const next = new Map(this.summaries.peek());
-      for (const summary of data) {
-        if ((next.get(summary.through_message_id)?.version ?? 0) < summary.version) next.set(summary.through_message_id, summary);
-      }
-      this.summaries.value = next;
-    });
-    await this.looking;
+    const { data } = await this.options.client.summaries(id, leaf.id);
+    const next = new Map(this.summaries.peek());
+    for (const summary of data) {
+      if ((next.get(summary.through_message_id)?.version ?? 0) < summary.version) next.set(summary.through_message_id, summary);
+    }
+    this.summaries.value = next;
   }
 
   /** Show the summary, and see whether there is a newer one. */
   read(): void {
     const id = this.options.conversation.peek();
-    if (id !== null && this.drafted.peek() === null) this.drafted.value = parseDraft(this.options.drafts.get(summaryDraft(id)));
+    if (id !== null && this.drafted.peek().length === 0) this.drafted.value = parseDrafts(this.options.drafts.get(summaryDraft(id)));
     this.reading.value = true;
     void this.lookUp();
   }
 
   /** Keep a rewriting, until it is saved or given up (null); also past a reload. */
   write(draft: Draft | null): void {
+    this.replace(this.draft.peek(), draft);
+  }
+
+  private replace(before: Draft | null, draft: Draft | null): void {
     const id = this.options.conversation.peek();
-    this.drafted.value = draft;
-    if (id !== null) this.options.drafts.set(summaryDraft(id), draft === null ? "" : JSON.stringify(draft));
+    const others = this.drafted.peek().filter((other) => other !== before);
+    const next = draft === null ? others : [...others, draft];
+    this.drafted.value = next;
+    if (id !== null) this.options.drafts.set(summaryDraft(id), next.length === 0 ? "" : JSON.stringify(next));
   }
 
   /** A reply has ended; its conversation may be folded behind it. */
@@ -185,8 +200,8 @@ export class Contexts {
   }
 
   /**
-   * Store the draft in the place of `summary`, as it is known now. Rejects with ApiError; code `summary_changed` when
-   * somebody else was faster: then the newer one is known, and the draft is kept.
+   * Store the draft in the place of `summary`, as it is known now. Rejects with ApiError, and the draft is kept; code
+   * `summary_changed` when somebody else was faster: then the newer one is known.
    */
   async save(summary: Summary, draft: Draft): Promise<void> {
     const id = this.options.conversation.peek();
@@ -194,9 +209,9 @@ export class Contexts {
     try {
       const stored = await this.options.client.rewriteSummary(id, summary, draft.text.trim());
       this.summaries.value = new Map(this.summaries.peek()).set(stored.through_message_id, stored);
-      if (this.drafted.peek() === draft) this.write(null);
+      this.replace(draft, null);
     } catch (error) {
-      if (error instanceof ApiError && error.status === 409) await this.lookUp();
+      if (error instanceof ApiError && error.status === 409) await this.fetchSummaries();
       throw error;
     }
   }
@@ -226,13 +241,16 @@ export class Contexts {
 
   private async drain(): Promise<void> {
     this.draining = true;
-    // The one seen last first: who scrolls past many does not wait for all of them.
-    for (let next = this.queue.pop(); next !== undefined; next = this.queue.pop()) {
-      const response = next;
-      const found = await this.quietly(async () => this.note(response, readUsed(await this.options.client.context(response))));
-      if (!found) this.asked.delete(response);
+    try {
+      // The one seen last first: who scrolls past many does not wait for all of them.
+      for (let next = this.queue.pop(); next !== undefined; next = this.queue.pop()) {
+        const response = next;
+        const found = await this.quietly(async () => this.note(response, readUsed(await this.options.client.context(response))));
+        if (!found) this.asked.delete(response);
+      }
+    } finally {
+      this.draining = false;
     }
-    this.draining = false;
   }
 
   /** False when it is worth asking again later. */

@@ -5,6 +5,8 @@ import { ApiError, type Client } from "../api/client.ts";
 import type { Me, Memory } from "../api/types.ts";
 import { explain } from "./notices.ts";
 
+const isGone = (error: unknown): boolean => error instanceof ApiError && error.status === 404;
+
 export class Memories {
   readonly open: Signal<boolean> = signal(false);
   /** Oldest first; null until they were fetched. */
@@ -14,6 +16,8 @@ export class Memories {
   /** A memory that is being written and not stored yet. */
   readonly draft: Signal<string> = signal("");
   readonly editing: Signal<{ readonly id: string; readonly text: string } | null> = signal(null);
+  /** Whether what was written is on its way: sent twice it would be stored twice. */
+  readonly adding: Signal<boolean> = signal(false);
 
   constructor(
     private readonly client: Client,
@@ -22,9 +26,7 @@ export class Memories {
 
   show(): Promise<boolean> {
     this.open.value = true;
-    return this.attempt(async () => {
-      this.list.value = (await this.client.memories()).data;
-    });
+    return this.attempt(() => this.fetch());
   }
 
   turn(on: boolean): Promise<boolean> {
@@ -33,30 +35,58 @@ export class Memories {
     });
   }
 
-  add(): Promise<boolean> {
+  async add(): Promise<boolean> {
+    if (this.adding.peek()) return false;
     const text = this.draft.peek();
-    return this.attempt(async () => {
-      const memory = await this.client.addMemory(text.trim());
-      this.put((list) => [...list, memory]);
-      if (this.draft.peek() === text) this.draft.value = "";
-    });
+    this.adding.value = true;
+    try {
+      return await this.attempt(async () => {
+        const memory = await this.client.addMemory(text.trim());
+        if (this.draft.peek() === text) this.draft.value = "";
+        if (this.list.peek() === null) await this.fetch();
+        else this.put((list) => [...list, memory]);
+      });
+    } finally {
+      this.adding.value = false;
+    }
   }
 
   reword(): Promise<boolean> {
     const edit = this.editing.peek();
     if (!edit) return Promise.resolve(false);
+    const text = edit.text.trim();
     return this.attempt(async () => {
-      const memory = await this.client.changeMemory(edit.id, edit.text.trim());
-      this.put((list) => list.map((other) => (other.id === edit.id ? memory : other)));
+      // The same words once more would count as new ones, and be gone from running conversations for a while.
+      if (this.list.peek()?.find(({ id }) => id === edit.id)?.text !== text) await this.store(edit.id, text);
       if (this.editing.peek() === edit) this.editing.value = null;
     });
   }
 
   remove(id: string): Promise<boolean> {
     return this.attempt(async () => {
-      await this.client.deleteMemory(id);
+      try {
+        await this.client.deleteMemory(id);
+      } catch (error) {
+        if (!isGone(error)) throw error; // gone is what it was to be
+      }
       this.put((list) => list.filter((other) => other.id !== id));
     });
+  }
+
+  private async fetch(): Promise<void> {
+    this.list.value = (await this.client.memories()).data;
+  }
+
+  private async store(id: string, text: string): Promise<void> {
+    try {
+      const memory = await this.client.changeMemory(id, text);
+      this.put((list) => list.map((other) => (other.id === id ? memory : other)));
+    } catch (error) {
+      if (!isGone(error)) throw error;
+      if (this.draft.peek() === "") this.draft.value = text;
+      await this.fetch();
+      this.trouble.value = "This memory was deleted meanwhile. To have it again, add it as a new one.";
+    }
   }
 
   private put(change: (list: readonly Memory[]) => readonly Memory[]): void {

@@ -63,6 +63,8 @@ export class Thread {
   private unsent: Pending | null = null;
   /** A conversation made for a first message that was not taken: the next try goes there. */
   private made: ConversationRow | null = null;
+  /** The model that it was made with. */
+  private madeFor: string | null = null;
   /** Client ids of asked-for answers that were not heard to be taken: asked for once more, they are the same answers. */
   private readonly asked = new Map<string, string>();
 
@@ -204,6 +206,7 @@ export class Thread {
     this.changes += 1;
     try {
       await this.exclusively(async () => void (await this.options.client.changeConversation(id, { model })));
+      this.madeFor = model;
     } catch (error) {
       this.model.value = before;
       throw error;
@@ -257,7 +260,18 @@ export class Thread {
   }
 
   private async make(): Promise<ConversationRow> {
-    this.made ??= await this.options.client.createConversation(this.model.peek());
+    const { client } = this.options;
+    if (this.made === null) {
+      const model = this.model.peek();
+      this.made = await client.createConversation(model);
+      this.madeFor = model;
+    }
+    const model = this.model.peek();
+    if (model !== this.madeFor) {
+      // Chosen while it was being made.
+      await client.changeConversation(this.made.id, { model });
+      this.madeFor = model;
+    }
     return this.made;
   }
 

@@ -34,7 +34,6 @@ export function Announcer({ thread }: { thread: Thread }) {
     if (progress.current.id !== last.id) {
       // What the reply begins with was there before: read on from the block in which it broke off.
       progress.current = { id: last.id, blocks: splitGrowing(EMPTY_SPLIT, last.content).blocks.length };
-      setText(WRITING);
     }
     const settled = blocks.slice(progress.current.blocks);
     if (settled.length === 0) return;

@@ -119,7 +119,8 @@ function SummaryEditor({ thread, summary, draft }: SummaryEditorProps) {
       await contexts.save(summary, draft);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (error.status !== 409) setTrouble(explain(error));
+      // A newer one that is known by now is shown, and says it better.
+      if (error.status !== 409 || contexts.fold.peek() === summary) setTrouble(explain(error));
     } finally {
       setSaving(false);
     }

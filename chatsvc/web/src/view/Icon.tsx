@@ -39,12 +39,23 @@ interface IconButtonProps {
   onClick(event: MouseEvent): void;
   disabled?: boolean;
   class?: string;
+  /** For a button that opens a menu: whether it is open. */
+  menuOpen?: boolean;
 }
 
 /** A button whose face is an icon and whose name is its label. */
-export function IconButton({ icon, label, onClick, disabled = false, class: extra = "" }: IconButtonProps) {
+export function IconButton({ icon, label, onClick, disabled = false, class: extra = "", menuOpen }: IconButtonProps) {
   return (
-    <button type="button" class={`icon-button ${extra}`} aria-label={label} title={label} disabled={disabled} onClick={onClick}>
+    <button
+      type="button"
+      class={`icon-button ${extra}`}
+      aria-label={label}
+      aria-haspopup={menuOpen === undefined ? undefined : "menu"}
+      aria-expanded={menuOpen}
+      title={label}
+      disabled={disabled}
+      onClick={onClick}
+    >
       <Icon name={icon} />
     </button>
   );

@@ -71,7 +71,7 @@ function OpenDialog() {
         class="memory-new"
         onSubmit={(event) => {
           event.preventDefault();
-          if (text.trim() !== "") void memories.add();
+          if (text.trim() !== "") void memories.add().then(goOn);
         }}
       >
         <input
@@ -85,7 +85,7 @@ function OpenDialog() {
             memories.draft.value = event.currentTarget.value;
           }}
         />
-        <button type="submit" class="button" disabled={text.trim() === ""}>
+        <button type="submit" class="button" disabled={memories.adding.value || text.trim() === ""}>
           Add
         </button>
       </form>
@@ -139,6 +139,15 @@ function MemoryRow({ memory, onGone }: { memory: Memory; onGone(): void }) {
           />
           <button type="submit" class="button" disabled={editing.text.trim() === ""}>
             Save
+          </button>
+          <button
+            type="button"
+            class="button"
+            onClick={() => {
+              memories.editing.value = null;
+            }}
+          >
+            Cancel
           </button>
         </form>
       </li>

@@ -42,6 +42,7 @@ export function Menu({ label, items }: { label: string; items: readonly MenuItem
         class="menu-button"
         icon="more"
         label={label}
+        menuOpen={opened !== null}
         onClick={(event) => {
           if (event.currentTarget instanceof Element) setOpened({ by: event.currentTarget });
         }}
