@@ -30,6 +30,32 @@ async def test_a_model_is_chosen_for_a_conversation_when_there_is_a_choice(visit
     await expect(picker).to_have_value("small")
 
 
+async def test_what_could_not_be_asked_when_the_page_was_opened_is_there_later(visit):
+    tab = await visit()
+    model = {"object": "model", "owned_by": "chatsvc", "default": False, "ready": True, "window": 4096}
+    models = [model | {"id": "scripted", "default": True}, model | {"id": "small", "ready": False}]
+    away = True
+
+    async def answer(route):
+        if away:
+            await route.abort()
+        elif route.request.url.endswith("/models"):
+            await route.fulfill(json={"object": "list", "data": models})
+        else:
+            await route.continue_()
+
+    await tab.page.route(re.compile("/v1/(me|models)$"), answer)
+    await tab.page.reload()
+    memory, picker = tab.button("Memory: what is known about you"), tab.page.locator(".model-picker")
+    await expect(tab.page.locator(".notice")).to_contain_text("The server cannot be reached.")
+    await expect(memory.or_(picker)).to_have_count(0)
+    away = False
+    await expect(picker).to_contain_text("small (not ready)", timeout=20_000)
+    await expect(memory).to_be_visible()
+    models[1]["ready"] = True
+    await expect(picker).not_to_contain_text("not ready", timeout=20_000)
+
+
 async def test_a_budget_is_mentioned_when_little_of_it_is_left(visit):
     tab = await visit(**PHONE)
     quota = {"budget": {"limit": 1000, "used": 910, "left": 90}, "refills_at": "2099-01-01T12:00:00Z"}
