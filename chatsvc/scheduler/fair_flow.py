@@ -193,7 +193,7 @@ class FlowHeaps:
 class Flight:
     """A run under way: what it has received, and what it was charged ahead of that."""
 
-    __slots__ = ("ahead", "demand", "flow", "here", "lift", "output_tokens", "received", "started", "weight")
+    __slots__ = ("ahead", "demand", "flow", "here", "lift", "output_tokens", "received", "started", "tier", "weight")
 
     def __init__(self, demand: Demand, flow: Flow, lift: float, here: bool) -> None:
         self.demand = demand
@@ -205,6 +205,7 @@ class Flight:
         self.received = 0.0
         self.ahead = 0.0
         # What is given back is given back as it was taken, also when tiers and shares have changed meanwhile.
+        self.tier = flow.tier
         self.weight = flow.weight
         self.lift = lift
 

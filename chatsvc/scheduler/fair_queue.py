@@ -45,10 +45,8 @@ class FairQueue:
         self._here = 0  # flights that are this engine's own
         self._idle: Final = IdleUsers(self._tag)
         self._warm = 0  # waiting runs that have something in the prefix cache
-        self._roof = 0.0
-        """Most KV tokens that can be free, as seen when nothing ran."""
-        self._parked: dict[str, Flow] = {}
-        """Users whose next run is larger than that: they wait for capacity to come back."""
+        self._roof = 0.0  # most KV tokens that can be free, as seen when nothing ran
+        self._parked: dict[str, Flow] = {}  # users whose next run is larger than that: they wait for capacity
         self._changes = 0
         self._standings: tuple[int, Standings] | None = None
 
@@ -209,9 +207,8 @@ class FairQueue:
         """The users among whom the warmest prefix decides, the next first."""
         fitting: list[Flow] = []
         others: list[Flow] = []
-        behind = False
-        farthest = math.inf
-        while self._heaps.aside - len(others) < self._rules.candidates and (flow := self._heaps.first()) is not None:
+        behind, farthest = False, math.inf
+        while self._looks_on(len(fitting), len(others)) and (flow := self._heaps.first()) is not None:
             if self._tag(flow) > farthest or (fitting and self._is_apart(flow, fitting[0], self._rules.quantum)):
                 break
             if behind := not fitting and self._is_left_behind(others, flow):
@@ -232,6 +229,9 @@ class FairQueue:
                     break
         self._heaps.put_back()
         return self._fitting(free, None) if behind else fitting
+
+    def _looks_on(self, fitting: int, others: int) -> bool:
+        return fitting < self._rules.candidates and self._heaps.aside - fitting - others < self._rules.most_others
 
     def _passed_up_to(self, flow: Flow, *, is_next: bool) -> float:
         """Up to which counter others may pass a user whose next run does not fit."""
@@ -344,7 +344,7 @@ class FairQueue:
         flow.received += service / flight.weight
         if flow.waiting:
             self._time.receive(flow.tier, service / flight.weight)
-        self._time.shift(flight.demand.tier, service * flight.lift)
+        self._time.shift(flight.tier, service * flight.lift)
 
     def _deliver(self, flight: Flight, service: float) -> None:
         before = flight.flow.counter

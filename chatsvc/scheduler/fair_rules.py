@@ -28,8 +28,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     reach: float = 4096.0
     """How far, in service, users whose prefix is on another engine of the model may be behind those whose is here."""
     most_others: int = 64
-    """Users left to other engines that are looked past for one dispatch."""
+    """Users left to other engines that are looked past for one dispatch, and as many whose next run may not go yet: it
+    does not fit, or costs more than may pass one that does not."""
     candidates: int = 5
-    """Users looked at for one dispatch: the next, and as many as may bypass it."""
+    """Users among whom the warmest prefix decides: the next, and as many as may bypass it."""
     floor_share: float = 0.05
     """What the free tier gets at least while it waits, as a share of what the paying tiers get."""

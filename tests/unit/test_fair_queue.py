@@ -143,6 +143,18 @@ def test_a_user_who_changes_tier_has_the_new_weight_at_once():
     assert serve_all(line, 50).count("u") == pytest.approx(40, abs=1)
 
 
+def test_the_floor_moves_no_tier_but_the_one_that_it_is_for():
+    line = queue()
+    put(line, *(demand(f"rich{n % 50}", tier=PRO) for n in range(500)))
+    (before,) = put(line, demand("u", tier=PRO, run_id="a"))
+    put(line, demand("u", run_id="b"))  # downgraded while a run waits
+    while before not in (taken := line.take(1)):
+        serve(line, taken[0])
+    line.delivered("a", 1000)
+    # Neither the user's own, as one of the free, nor that of those who pay.
+    assert line._time.offset(PRO) == 0.0 < line._time.offset(FREE)
+
+
 def test_of_two_who_begin_to_wait_the_one_of_more_weight_goes_first():
     line = FairQueue({FREE: 1.0, PLUS: 4.0, PRO: 16.0}, cost=COST)
     put(line, *(demand(f"busy{n}") for n in range(5)))
@@ -312,6 +324,14 @@ def test_lighter_runs_pass_one_that_does_not_fit_but_not_for_ever():
     assert len(passed) == 4
     assert line.take(1, 30_500) == [book]
     assert len(line.take(9, 1000)) == 1
+
+
+def test_many_that_do_not_fit_leave_nothing_idle():
+    line = queue(quantum=0)
+    put(line, demand("filler", most=400))
+    line.take(1, 40_000)
+    put(line, *(demand(f"book{n}", prompt=30_000) for n in range(20)), *(demand(f"u{n}") for n in range(20)))
+    assert [one.user_id for one in line.take(9, 6000)] == [f"u{n}" for n in range(9)]
 
 
 def test_what_passes_a_large_run_costs_no_more_than_it():
