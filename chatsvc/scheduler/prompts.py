@@ -24,6 +24,7 @@ from chatsvc.inference.base import Engine
 from chatsvc.prompt import ChatMessage, ContextReport, Prompt, PromptParts, RecalledTurn, SummaryUsed
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
 from chatsvc.scheduler.remembered import fitting
+from chatsvc.scheduler.sizes import Sizes
 
 _NEAR: Final = 1.3
 """A guess that is further than this from fitting is believed without rendering it."""
@@ -116,9 +117,8 @@ class Prompts:
     async def system_tokens(self, conversation: Conversation, model: str, engine: Engine) -> int:
         """Tokens of the system message: the system prompt, and what the user wants to be known."""
         memory = await fitting(engine, conversation.memory, self._config.memory_tokens)
-        system = assemble(Material(conversation=conversation, memory=memory)).system
-        overhead = await self.overhead(model, engine)
-        return sum([len(await engine.encode(message.content)) + overhead for message in system])
+        sizes = Sizes(engine, model, await self.overhead(model, engine))
+        return await sizes.of(assemble(Material(conversation=conversation, memory=memory)).system)
 
     async def overhead(self, model: str, engine: Engine) -> int:
         """Tokens that the chat template adds to a message."""
@@ -162,7 +162,9 @@ class _Making:
         self._prompts = prompts
         self._engine = engine
         self._wanted = wanted
-        self._overhead = 0
+        self._sizes = Sizes(engine, wanted.model, 0)
+        self._steps: tuple[Sequence[int], Sequence[int]] = (), ()
+        """The turns' sizes, and the places at which history may begin."""
         history, tail = _question_apart(wanted)
         self._turns = list(turns(history))
         self._tail = tail
@@ -173,20 +175,20 @@ class _Making:
 
     async def prepared(self) -> Prepared:
         wanted, engine = self._wanted, self._engine
-        self._overhead = await self._prompts.overhead(wanted.model, engine)
+        self._sizes = Sizes(engine, wanted.model, await self._prompts.overhead(wanted.model, engine))
         memory = await fitting(engine, wanted.conversation.memory, self._prompts.config.memory_tokens)
         wanted = self._wanted = msgspec.structs.replace(wanted, memory=memory)
         bare = assemble(_material(wanted, self._tail, bare=True))
         config = self._prompts.config
         budget = split(
             window=engine.limits.most,
-            system_tokens=await self._count(bare.system),
+            system_tokens=await self._sizes.of(bare.system),
             requested=wanted.max_tokens,
             recall_tokens=config.recall_tokens,
             step_tokens=config.fold_step_tokens,
             history_share=wanted.history_share,
         )
-        question_tokens = await self._count(bare.question)
+        question_tokens = await self._sizes.of(bare.question)
         check_question(budget, question_tokens)
         summary = await self._fitting_summary(budget)
         cut = await self._cut(budget, summary, question_tokens)
@@ -197,21 +199,22 @@ class _Making:
         summary = self._wanted.view.summary
         if summary is None:
             return None
-        counted = len(await self._engine.encode(summary.text))
+        counted = await self._sizes.of_text(summary.text)
         text = clipped(summary.text, counted, budget.summary)
         if not text:
             return None
         if text == summary.text:
             return msgspec.structs.replace(summary, tokens=counted)
-        return msgspec.structs.replace(summary, text=text, tokens=len(await self._engine.encode(text)))
+        return msgspec.structs.replace(summary, text=text, tokens=await self._sizes.of_text(text))
 
     async def _cut(self, budget: Budget, summary: Summary | None, question_tokens: int) -> int:
         """How many of the oldest verbatim turns are left out: the first place at which the rest fits."""
-        sizes = [sum(self._size(message) for message in turn) for turn in self._turns]
+        sizes = [await self._sizes.of_turn(turn) for turn in self._turns]
         places = cuts(sizes, budget.step)
-        taken = 0 if summary is None else summary.tokens + 2 * self._overhead
+        self._steps = sizes, places
+        taken = 0 if summary is None else summary.tokens + 2 * self._sizes.overhead
         pins = await self._pins(budget, 0)
-        taken += sum(self._size(message) for message in pins) + question_tokens
+        taken += await self._sizes.of_turn(pins) + question_tokens
         reserve = self._reserve(budget, summary, 0)
         index = first_fit(sizes, places, budget.verbatim(summary=taken, recalled=reserve))
         if not index and sum(sizes) + taken + reserve <= budget.allowed // 2:
@@ -260,12 +263,14 @@ class _Making:
             else:
                 assembled = await self._assembled(budget, summary, cut, in_order(kept), pins=pins)
                 prompt = await self._engine.render(assembled.messages)
-            if prompt.tokens <= (budget.allowed if kept else limit):
+            excess = prompt.tokens - (budget.allowed if kept else limit)
+            if excess <= 0:
                 break
             if kept:
-                kept.pop()
+                while kept and excess > 0:
+                    excess -= max(1, kept.pop().tokens)
             elif cut < len(self._turns):
-                cut += 1
+                cut = self._next_place(cut, excess)
             elif pins:
                 pins = False
             elif summary is not None:
@@ -305,6 +310,12 @@ class _Making:
             ),
         )
 
+    def _next_place(self, cut: int, excess: int) -> int:
+        """The next place at which history may begin that makes it shorter by ``excess``, as far as is known."""
+        sizes, places = self._steps
+        later = [place for place in places if place > cut]
+        return next((place for place in later if sum(sizes[cut:place]) >= excess), later[-1])
+
     async def _assembled(
         self,
         budget: Budget,
@@ -330,33 +341,22 @@ class _Making:
         kept: list[Message] = []
         left = budget.pinned
         for message in reversed((*self._wanted.view.pinned, *hidden)):
-            left -= len(await self._engine.encode(message.content)) + 2 * self._overhead
+            left -= await self._sizes.of_text(message.content) + 2 * self._sizes.overhead
             if left < 0:
                 break
             kept.append(message)
         return tuple(reversed(kept))
 
-    def _size(self, message: Message) -> int:
-        """What is known of a message's tokens without counting: never changes, so cuts stay where they are."""
-        counted = message.tokens
-        if counted is None or (message.role is Role.ASSISTANT and not message.status.ended):
-            counted = len(message.content) // CHARS_PER_TOKEN
-        return counted + self._overhead
-
-    async def _count(self, messages: Sequence[ChatMessage]) -> int:
-        counts = [len(await self._engine.encode(message.content)) for message in messages]
-        return sum(counts) + self._overhead * len(counts)
-
     async def _parts(self, assembled: Assembled, total: int) -> PromptParts:
         """Where the tokens go. What was counted by itself is taken off; the verbatim turns are the rest."""
         counted = {
-            "system": await self._count(assembled.system),
-            "summary": await self._count(assembled.summary),
-            "pinned": await self._count(assembled.pinned),
-            "question": await self._count(assembled.question),
+            "system": await self._sizes.of(assembled.system),
+            "summary": await self._sizes.of(assembled.summary),
+            "pinned": await self._sizes.of(assembled.pinned),
+            "question": await self._sizes.of(assembled.question),
         }
-        memory = len(await self._engine.encode(assembled.memory)) if assembled.memory else 0
-        recalled = len(await self._engine.encode(assembled.recalled)) if assembled.recalled else 0
+        memory = await self._sizes.of_text(assembled.memory) if assembled.memory else 0
+        recalled = await self._sizes.of_text(assembled.recalled) if assembled.recalled else 0
         rest = total - sum(counted.values())
         if not assembled.verbatim:
             counted["question"] += rest

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -172,6 +173,61 @@ def test_from_turn_to_turn_a_full_prompt_goes_on_from_the_one_before_but_for_its
             assert after.report.left_out > before.report.left_out
     # Each step makes room for a third of the window or so: several turns.
     assert breaks <= 1 + sum(2 * size + 12 for size in sizes) / (window / 6)
+
+
+class Counting(ScriptedEngine):
+    """Notes how often it has to render."""
+
+    def __init__(self, window):
+        super().__init__(ScriptedOptions(window=window), model="m")
+        self.renders = 0
+
+    async def render(self, messages):
+        self.renders += 1
+        return await super().render(messages)
+
+
+@pytest.mark.parametrize("counted", ["never", "by another model"])
+def test_where_nothing_was_counted_before_it_is_found_at_once_what_fits_and_the_beginning_moves_in_steps_L11(counted):
+    """An emoji is several tokens: a guess by length is many times too low."""
+    window, text = 3000, "🙂" * 10
+    spoken = [(text, ["assistant"], text)] * 60
+    branch = tuple(
+        msgspec.structs.replace(each, tokens=None if counted == "never" else 2, model="other")
+        for each in branch_of(spoken, "none")
+    )
+    # Room is left to be recalled from what is left out; nothing is found.
+    making = Counting(window)
+    making_prompts = Prompts({"m": making}, ContextConfig(), Remembering())
+
+    async def talk():
+        for number in range(10, 60):
+            making.renders = 0
+            yield await making_prompts.prepare(wanted(branch[: 2 * number], text)), making.renders
+
+    async def all_of_it():
+        return [each async for each in talk()]
+
+    made = asyncio.run(all_of_it())
+    assert max(renders for _, renders in made[1:]) <= 4
+    breaks = sum(
+        before.prompt.token_ids != after.prompt.token_ids[: len(before.prompt.token_ids)]
+        for (before, _), (after, _) in pairwise(made)
+    )
+    left_out = made[-1][0].report.left_out
+    assert left_out > 15
+    assert breaks <= 1 + left_out / 4
+
+
+def test_quotations_that_have_no_room_are_given_up_together():
+    found = [
+        Recalled(message_ids=(f"old_{n}",), text="word " * 40, said_at=BEGAN, score=n, tokens=40) for n in range(30)
+    ]
+    making = Counting(700)
+    ask = wanted(branch_of([("word", ["assistant"], "word")], "right"), "And now?", folded="Facts\n- A cat.")
+    prepared = asyncio.run(Prompts({"m": making}, ContextConfig(), Remembering(found)).prepare(ask))
+    assert prepared.report.recalled
+    assert making.renders <= 6
 
 
 def test_what_is_left_out_is_recalled_from_like_what_is_folded():
