@@ -113,6 +113,7 @@ class FoldRunner:
     async def _until_interrupted(
         self, active: ActiveRun, coroutine: Coroutine[Any, Any, None], work: _Work | None
     ) -> None:
+        said = "prefix not warmed" if work is None else "fold failed"
         task = asyncio.create_task(coroutine, name=f"fold {active.run.id}")
         active.guard(task)
         try:
@@ -122,12 +123,12 @@ class FoldRunner:
             if active.why is None or (own is not None and own.cancelling()):
                 raise  # our own task is being cancelled, not only the work
         except ChatError as error:
-            _log.warning("fold failed", code=error.code, detail=error.detail)
+            _log.warning(said, code=error.code, detail=error.detail)
             if work is not None:
                 work.failure = error
         except Exception as error:  # noqa: BLE001
             # The last line of defence: whatever a backend throws must end the run honestly, not leave it hanging.
-            _log.exception("fold failed unexpectedly", error_type=type(error).__name__)
+            _log.exception(said, error_type=type(error).__name__)
             if work is not None:
                 work.failure = ChatError("The server failed to finish this summary.")
 
@@ -174,10 +175,12 @@ class FoldRunner:
         pieces: list[str] = []
         output_tokens = 0
         finish_reason: str | None = None
+        first = True
         request_id = f"{run.id}.{run.attempt}.{number}"
         async with aclosing(self._engines[run.model].generate(prompt, sampling, request_id, PRIORITY)) as chunks:
             async for chunk in chunks:
-                if not output_tokens:
+                if first:
+                    first = False
                     active.meter.started(prompt.tokens, chunk.cached_tokens or 0)
                 output_tokens += chunk.output_tokens
                 active.meter.delivered(chunk.output_tokens)
@@ -258,18 +261,21 @@ class FoldRunner:
         prepared = await self._prompts.prepare(
             Wanted(model=run.model, conversation=conversation, view=view, leaf_id=None, question="…")
         )
-        usage = Usage()
+        usage = Usage(prompt_tokens=prepared.prompt.tokens)
         sampling = Sampling(max_tokens=1)
         request_id = f"{run.id}.{run.attempt}.warm"
         generating = self._engines[run.model].generate(prepared.prompt, sampling, request_id, PRIORITY)
-        async with aclosing(generating) as chunks:
-            async for chunk in chunks:
-                usage = Usage(
-                    prompt_tokens=prepared.prompt.tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
-                    cached_tokens=chunk.cached_tokens or 0,
-                    output_tokens=usage.output_tokens + chunk.output_tokens,
-                )
-        await self._store.allowances.bill(run.user_id, usage, RunKind.FOLD)
+        try:
+            async with aclosing(generating) as chunks:
+                async for chunk in chunks:
+                    usage = Usage(
+                        prompt_tokens=usage.prompt_tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
+                        cached_tokens=chunk.cached_tokens or 0,
+                        output_tokens=usage.output_tokens + chunk.output_tokens,
+                    )
+        finally:
+            # What was computed is counted, however it ended.
+            await patiently(lambda: self._store.allowances.bill(run.user_id, usage, RunKind.FOLD))
         _log.info("prefix warmed", prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
 
 

@@ -13,6 +13,7 @@ from store_world import ALICE, World
 from chatsvc import ids
 from chatsvc.context.fold import Said, request
 from chatsvc.conversation import Role
+from chatsvc.errors import EngineFailed
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.prompt import Chunk
 from chatsvc.run import RunKind, RunStatus
@@ -199,6 +200,38 @@ async def test_the_new_prefix_is_warm_when_the_next_turn_comes(talking, store):
         context = await store.runs.context("alice", (await talk.turn("And now?")).id)
         assert context.summary is not None
         assert context.cached_tokens > 0.8 * context.prompt_tokens
+
+
+class Cooling(Scribe):
+    """Breaks when it is to read the new prefix."""
+
+    async def generate(self, prompt, sampling, run_id, priority=0):
+        if run_id.endswith(".warm"):
+            self.prompts.append(prompt)
+            raise EngineFailed("It broke.")
+        async for chunk in super().generate(prompt, sampling, run_id, priority):
+            yield chunk
+
+
+async def test_what_a_prefix_took_that_could_not_be_warmed_is_counted_and_no_fold_has_failed(
+    talking, store, monkeypatch, capsys
+):
+    engine = Cooling("Facts\nA cat sat.")
+    billed, bill = [], store.allowances.bill
+
+    async def noting(user_id, usage, kind):
+        billed.append((usage.prompt_tokens, kind))
+        await bill(user_id, usage, kind)
+
+    monkeypatch.setattr(store.allowances, "bill", noting)
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        assert await talk.fold_runs() == [("complete", None)]
+        assert billed == [(engine.prompts[-1].tokens, RunKind.FOLD)]
+    said = capsys.readouterr().out
+    assert "prefix not warmed" in said
+    assert "fold failed" not in said
 
 
 async def test_a_turn_and_a_fold_at_the_same_time_both_survive(talking, store):
