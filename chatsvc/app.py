@@ -144,11 +144,12 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     scope = await store.workers.service_id()
     shared = RedisState(redis_url, scope=scope, timeout_s=config.database.timeout_s)
     config, default_model = _named(config)
-    engines = await _open_engines(stack, config) if "worker" in config.roles else {}
-    clock = SystemClock()
-    embedder = create_embedder(config.context.embedder) if engines and config.context.recall_tokens else None
+    # Before the engines: what is wrong with it is said at once, not after minutes of loading a model.
+    embedder = create_embedder(config.context.embedder) if config.recalls else None
     if embedder is not None:
         stack.push_async_callback(embedder.aclose)
+    engines = await _open_engines(stack, config) if "worker" in config.roles else {}
+    clock = SystemClock()
     scheduler = Scheduler(
         store=store,
         log=log,

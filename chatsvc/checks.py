@@ -21,6 +21,7 @@ from chatsvc.config import UNNAMED_MODEL, Config
 from chatsvc.config_show import effective
 from chatsvc.embedded import Progress, embedded_postgres, embedded_redis, lock_data_dir
 from chatsvc.errors import ChatError, ConfigError, EngineUnavailable
+from chatsvc.inference.embedder import create_embedder
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.store import open_store
 from chatsvc.streamlog.factory import create_log
@@ -134,6 +135,16 @@ async def _models(config: Config) -> str:
     return "; ".join(said)
 
 
+async def _recall(config: Config) -> str:
+    if not config.recalls:
+        return "not done by this process"
+    embedder = create_embedder(config.context.embedder)
+    if embedder is None:
+        return "by words alone"
+    await embedder.aclose()
+    return f"by words, and by the embedding model {embedder.name}, which is loaded when it is needed"
+
+
 _Embedded = Callable[[Path, Progress], AbstractAsyncContextManager[str]]
 
 
@@ -153,4 +164,5 @@ CHECKS: Final[tuple[tuple[str, Callable[[Config], Awaitable[str]]], ...]] = (
     ("Postgres", _postgres),
     ("Redis", _redis),
     ("models", _models),
+    ("recall", _recall),
 )

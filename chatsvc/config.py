@@ -241,3 +241,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelConfig]
     tiers: dict[TierName, Tier] = msgspec.field(default_factory=lambda: {tier.name: tier for tier in DEFAULT_TIERS})
     context: ContextConfig = ContextConfig()
+
+    @property
+    def recalls(self) -> bool:
+        """Whether this process quotes old turns, and so has use for an embedder."""
+        return "worker" in self.roles and self.context.recall_tokens > 0

@@ -26,6 +26,7 @@ _BASE_PATH: Final = re.compile(r"/(?:[A-Za-z0-9._~-]+/)*")
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@ -]{0,79}")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _ENGINES: Final = ("auto", "vllm", "transformers", "openai", "scripted")
+_EMBEDDERS: Final = ("auto", "none", "minilm", "transformers", "vllm")
 _LEAST_SECRET_CHARS: Final = 32
 _HOW_TO_MAKE_ONE: Final = "`openssl rand -hex 32` makes one, to be given to every region"
 _LEASE_BEATS: Final = 2
@@ -196,6 +197,15 @@ def _engine_fault(url: str) -> str | None:
     return None
 
 
+def _embedder(config: Config) -> Faults:
+    setting = config.context.embedder
+    if setting.strip().partition(":")[0].lower() not in _EMBEDDERS:
+        yield (
+            "[context] embedder",
+            f'must be auto, none, minilm, transformers:<model> or vllm:<model>, not "{mask_secrets(setting)}"',
+        )
+
+
 def _regions(config: Config) -> Faults:
     secret = config.regions.secret
     if config.peers and not secret:
@@ -238,6 +248,7 @@ RULES: Final[tuple[tuple[Callable[[Config], Faults], tuple[str, ...]], ...]] = (
     (_lease, ("[lease] ttl_s", "[lease] renew_s")),
     (_service, ("[service] prompt", "[service] cached")),
     (_models, ()),
+    (_embedder, ()),
     (
         _deadlines,
         tuple(f"[tiers.{name}] {key}" for name in ("free", "plus", "pro") for key in ("deadline_s", "queue_target_s")),

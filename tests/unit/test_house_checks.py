@@ -49,10 +49,12 @@ async def test_every_fault_is_found_in_one_go_and_says_what_to_do(outcome, tmp_p
             CHATSVC_REDIS_URL="redis://:hunter2@127.0.0.1:9",
             CHATSVC_ENGINE="scripted:?tokns=1",
             CHATSVC_DATABASE_TIMEOUT_S="0.5",
+            CHATSVC_CONTEXT_EMBEDDER="transformers:/no/such/model",
         )
     assert not well
-    assert [line[:4] for line in lines] == ["FAIL", "FAIL", "OK  ", "FAIL", "FAIL", "FAIL"]
-    for hint in (str(tmp_path / "file"), "set CHATSVC_PORT", "CHATSVC_DATABASE_URL", "CHATSVC_REDIS_URL", "tokns"):
+    assert [line[:4] for line in lines] == ["FAIL", "FAIL", "OK  ", "FAIL", "FAIL", "FAIL", "FAIL"]
+    hints = ("set CHATSVC_PORT", "CHATSVC_DATABASE_URL", "CHATSVC_REDIS_URL", "tokns", "/no/such/model")
+    for hint in (str(tmp_path / "file"), *hints):
         assert [line for line in lines if hint in line], hint
     assert "hunter2" not in text
 
@@ -66,4 +68,8 @@ async def test_a_page_that_is_not_built_is_a_fault_of_api_processes_only(outcome
 
 
 async def test_a_model_is_not_asked_of_a_process_that_runs_none(outcome):
-    assert (await outcome(CHATSVC_ROLES="api", CHATSVC_ENGINE="scripted:?tokns=1"))[0]
+    assert (
+        await outcome(
+            CHATSVC_ROLES="api", CHATSVC_ENGINE="scripted:?tokns=1", CHATSVC_CONTEXT_EMBEDDER="vllm:/no/such/model"
+        )
+    )[0]
