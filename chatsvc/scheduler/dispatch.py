@@ -100,9 +100,9 @@ class Dispatcher:
         if self._is_new(run.id):
             self._replicas.post(run, place.choice, place.home)
 
-    async def home(self, conversation_id: str) -> Home | None:
-        """Where a conversation's last turn was served, if it matters and is known."""
-        return await self._replicas.home(conversation_id)
+    async def home(self, model: str, conversation_id: str) -> Home | None:
+        """Where a model served a conversation's last turn, if it matters and is known."""
+        return await self._replicas.home(model, conversation_id)
 
     @property
     def is_alone(self) -> bool:

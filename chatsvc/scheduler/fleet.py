@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from chatsvc.clock import Clock
-from chatsvc.scheduler.news import News, Places
+from chatsvc.scheduler.news import News, Places, Window
 
 SILENT_S: Final = 2.0
 GONE_S: Final = 10.0
@@ -56,11 +56,23 @@ class Fleet:
     def others(self, model: str) -> bool:
         return any(self.serves(name, model) for name in self._seen)
 
+    def lives(self, replica_id: str) -> bool:
+        return self._lives(replica_id)
+
     def serves(self, replica_id: str, model: str) -> bool:
         return self._places(replica_id, model).slots > 0
 
     def speed(self, model: str) -> float:
         return sum(self._places(name, model).speed for name in self._seen)
+
+    def window(self, model: str) -> Window | None:
+        """What the model takes wherever it is served; None where that is not known."""
+        served = [self._places(name, model) for name in self._seen if self.serves(name, model)]
+        if not served or not all(places.window for places in served):
+            return None
+        return Window(
+            tokens=min(places.window for places in served), reply_tokens=min(places.reply_tokens for places in served)
+        )
 
     def slots(self, model: str) -> dict[str, int]:
         """Places of the others that serve the model."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from chatsvc.clock import Clock
-from chatsvc.inference.base import Engine
+from chatsvc.inference.base import Engine, EngineLimits
 from chatsvc.limits import ServiceCost
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.fair_flow import Demand
@@ -45,6 +45,10 @@ class Neighbours(Protocol):
         """Whether another one serves the model."""
         ...
 
+    def lives(self, replica_id: str) -> bool:
+        """Whether this one is heard of, whatever it serves."""
+        ...
+
     def serves(self, replica_id: str, model: str) -> bool:
         """Whether this one serves it."""
         ...
@@ -60,6 +64,9 @@ class Alone:
     me = ""
 
     def others(self, model: str) -> bool:
+        return False
+
+    def lives(self, replica_id: str) -> bool:
         return False
 
     def serves(self, replica_id: str, model: str) -> bool:
@@ -118,6 +125,11 @@ class Line:
         that is gone; while there are other replicas."""
         self._read_s, self._read_tokens = _FIRST_TOKEN_S, 1.0
 
+    @property
+    def limits(self) -> EngineLimits | None:
+        """Those of the engine here."""
+        return None if self._engine is None else self._engine.limits
+
     # Who waits ----------------------------------------------------------------------------------------------------
 
     def put(self, run: WaitingRun, home: str = "", cached_tokens: int = 0) -> None:
@@ -174,7 +186,8 @@ class Line:
         return run_id in self._waiting or run_id in self.flights.own or self._lives(self.flights.holder(run_id))
 
     def _lives(self, replica_id: str | None) -> bool:
-        return replica_id is not None and self._neighbours.serves(replica_id, self.model)
+        # One that is leaving, or whose engine is not ready, still writes what it has.
+        return replica_id is not None and self._neighbours.lives(replica_id)
 
     def load(self, replica_id: str) -> int:
         """Runs that a replica has: under way, and waiting for it."""

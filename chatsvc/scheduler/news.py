@@ -51,6 +51,19 @@ class Places(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0: its engine is not ready."""
     speed: float = 0.0
     """Service delivered in a second while full; 0: not known."""
+    window: int = 0
+    """Most tokens of prompt and reply together; 0: not known."""
+    reply_tokens: int = 0
+    """Most tokens of a reply when a request names none."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes where it is served."""
+
+    tokens: int
+    """Prompt and reply together."""
+    reply_tokens: int
+    """The longest reply when a request names none."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

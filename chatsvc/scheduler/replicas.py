@@ -24,7 +24,7 @@ from chatsvc.errors import LogUnavailable
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.fleet import Fleet
 from chatsvc.scheduler.lines import Lines
-from chatsvc.scheduler.news import End, Held, News, Places, Posted, decode, encode
+from chatsvc.scheduler.news import End, Held, News, Places, Posted, Window, decode, encode
 from chatsvc.scheduler.routing import Choice, Replica, Why, choose, hashed
 from chatsvc.scheduler.shared_state import Home, SharedState
 
@@ -33,6 +33,8 @@ _log = structlog.get_logger(__name__)
 TICK_S: Final = 0.25
 ALONE_TICK_S: Final = 0.5
 WHOLE_S: Final = 2.0
+ANSWER_S: Final = 1.0
+"""So long it is waited to hear where a conversation is at home."""
 OVERHEARD_S: Final = 0.5
 """A run that Postgres tells of, and nobody else, has lost its poster: after so long it goes where the hash says."""
 _SETTLED_AT_ONCE: Final = 500
@@ -64,14 +66,18 @@ class Replicas:
 
     # Where a turn goes --------------------------------------------------------------------------------------------
 
-    async def home(self, conversation_id: str) -> Home | None:
-        """Where the conversation's last turn was served, if there is anybody to ask about and to ask."""
-        if not self._fleet.listens():
-            return None
-        with contextlib.suppress(LogUnavailable):  # then the hash decides, the same for all
-            [home] = await self._state.homes([conversation_id])
-            return home
-        return None
+    async def home(self, model: str, conversation_id: str) -> Home | None:
+        """Where this model served the conversation's last turn, if there is anybody to ask about and to ask."""
+        [home] = await self._ask_homes([(model, conversation_id)])
+        return home
+
+    async def _ask_homes(self, turns: Sequence[tuple[str, str]]) -> Sequence[Home | None]:
+        if self._fleet.listens():
+            # If there is no answer, or none soon, the hash decides, the same for all.
+            with contextlib.suppress(LogUnavailable, TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    return await self._state.homes([_home_of(model, name) for model, name in turns])
+        return [None] * len(turns)
 
     @contextlib.contextmanager
     def choosing(self, run: WaitingRun, home: Home | None) -> Iterator[Choice | None]:
@@ -129,11 +135,9 @@ class Replicas:
     async def place(self, runs: Sequence[WaitingRun]) -> None:
         """Let runs wait that the store says wait: those that are not known go where their conversations are at home."""
         unknown = [run for run in runs if not self._knows(run)]
-        homes: Sequence[Home | None] = [None] * len(unknown)
-        if self._fleet.listens():
-            with contextlib.suppress(LogUnavailable):
-                homes = await self._state.homes([run.conversation_id for run in unknown])
+        homes = await self._ask_homes([(run.model, run.conversation_id) for run in unknown])
         for run, home in zip(unknown, homes, strict=True):
+            self._overheard.pop(run.id, None)
             if home is not None and self._serves(home.replica_id, run.model):
                 self._lines.put(run, home.replica_id, home.cached_tokens)
             else:
@@ -148,6 +152,14 @@ class Replicas:
     def _put_by_hash(self, run: WaitingRun) -> None:
         alone = not self._fleet.others(run.model)
         self._lines.put(run, "" if alone else hashed(run.conversation_id, self._replicas(run.model)) or "")
+
+    def window(self, model: str) -> Window | None:
+        """What a model takes that others serve; None where that is not known."""
+        return self._fleet.window(model)
+
+    def is_served(self, model: str) -> bool:
+        """Whether a ready engine has the model, here or anywhere that is known of."""
+        return self._lines.slots(model) > 0 or self._fleet.others(model)
 
     def _serves(self, replica_id: str, model: str) -> bool:
         if replica_id == self._fleet.me:
@@ -188,6 +200,7 @@ class Replicas:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._state.follow(self._hear), name="hear other replicas")
             tasks.create_task(self._speak(), name="tell other replicas")
+            tasks.create_task(self._look_around_now_and_then(), name="look for replicas that are gone")
 
     async def _speak(self) -> None:
         next_tick = self._clock.monotonic()
@@ -199,7 +212,6 @@ class Replicas:
             tick = self._clock.monotonic() >= next_tick
             if tick:
                 next_tick = self._clock.monotonic() + TICK_S
-                self._look_around()
             await self._say(sign=tick)
 
     async def _say(self, *, sign: bool) -> None:
@@ -253,13 +265,19 @@ class Replicas:
         for held in moved:
             run = held.run
             if run.conversation_id and run.kind is RunKind.REPLY and held.end is not End.REFUND:
-                self._homes[run.conversation_id] = Home(self._fleet.me, held.prompt_tokens + held.output_tokens)
+                name = _home_of(run.model, run.conversation_id)
+                self._homes[name] = Home(self._fleet.me, held.prompt_tokens + held.output_tokens)
 
     def _models(self) -> dict[str, Places]:
         return {
-            line.model: Places(slots=self._lines.slots(line.model), speed=line.pace.per_second() or 0.0)
+            line.model: Places(
+                slots=self._lines.slots(line.model),
+                speed=line.pace.per_second() or 0.0,
+                window=line.limits.most,
+                reply_tokens=line.limits.reply_tokens,
+            )
             for line in self._lines
-            if line.slots
+            if line.slots and line.limits
         }
 
     # What is heard ------------------------------------------------------------------------------------------------
@@ -275,6 +293,9 @@ class Replicas:
         if self._fleet.hear(news):
             _log.info("another replica is there", replica=news.replica, models=sorted(news.models))
             self._greet()
+        for held in news.held:
+            if held.end is not End.REFUND:  # that one waits again
+                self._overheard.pop(held.run.id, None)
         self._lines.hear(news.replica, news.held)
         if news.whole:
             self._lines.forget(news.replica, {held.run.id for held in news.held})
@@ -289,7 +310,13 @@ class Replicas:
         self._whole_due = 0.0
         for line in self._lines:
             for conversation_id, tokens in line.warmth:
-                self._homes.setdefault(conversation_id, Home(self._fleet.me, tokens))
+                self._homes.setdefault(_home_of(line.model, conversation_id), Home(self._fleet.me, tokens))
+
+    async def _look_around_now_and_then(self) -> None:
+        """By itself: what is said may take long while Redis hangs."""
+        while True:
+            self._look_around()
+            await asyncio.sleep(TICK_S)
 
     def _look_around(self) -> None:
         if self._fleet.fell_silent():
@@ -304,3 +331,8 @@ class Replicas:
                 self._put_by_hash(run)
         if any(self._fleet.others(line.model) and line.queue.waits() for line in self._lines):
             self._on_work()
+
+
+def _home_of(model: str, conversation_id: str) -> str:
+    """Under which name a home is noted: each model has a prefix of its own."""
+    return f"{model}:{conversation_id}"

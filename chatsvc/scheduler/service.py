@@ -187,6 +187,7 @@ class Scheduler:
             # A reply that nobody could watch is not begun; those that run go on without Redis.
             check_log=log.ping,
             dispatcher=self.dispatcher,
+            replicas=self.replicas,
             pressure=self.pressure,
             prompts=self.prompts,
             cost=config.service,

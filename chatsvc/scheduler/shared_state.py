@@ -3,8 +3,8 @@
 Nothing rests on it. Redis may be lost at any time, with all that is in it: then nobody hears of anybody, and every
 replica serves whatever waits, as it would alone. Postgres is the judge of who has a run, always.
 
-    news:{p00}:<scope>                 a Redis Stream, the same for all replicas; only its last minutes matter
-    home:{p00}:<scope>:<conversation>  the replica that served its last turn, and the tokens it then had cached; expires
+    news:{p00}:<scope>                         a Redis Stream, the same for all replicas; only its last seconds matter
+    home:{p00}:<scope>:<model>:<conversation>  which replica served its last turn, and the tokens cached then; expires
 
 All keys carry one hash tag, so a Cluster keeps them in one place, and a scope: replicas are those that share a
 database, whoever else uses the same Redis. Two connections: one reads, blocked; one does the rest.
@@ -29,7 +29,8 @@ _log = structlog.get_logger(__name__)
 HOME_TTL_S: Final = 900.0
 """A conversation stays with its replica for so long after its last turn."""
 _NEWS_TTL_S: Final = 3600
-_NEWS_KEPT: Final = 10_000
+_NEWS_KEPT_S: Final = 10.0
+"""Who reads later than that is right again with the next of what each replica says of all that it has."""
 _READ_AT_ONCE: Final = 1000
 _BLOCK_S: Final = 5.0
 _RETRY_FIRST_S: Final = 0.1
@@ -58,8 +59,8 @@ class SharedState(abc.ABC):
         """Give ``hear`` all news that is published from now on, in order, until cancelled. Waits out what is away."""
 
     @abc.abstractmethod
-    async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
-        """Where these conversations' last turns were served."""
+    async def homes(self, names: Sequence[str]) -> Sequence[Home | None]:
+        """Where these conversations' last turns were served, each named with its model."""
 
     @abc.abstractmethod
     async def settle(self, homes: Mapping[str, Home]) -> None:
@@ -81,12 +82,16 @@ class RedisState(SharedState):
         # A command sent twice does no harm: news are totals, and the last home holds.
         self._talking = Lane(locate, timeout_s, repeats=True)
         self._hearing = Lane(locate, timeout_s)
+        self._said_ms = 0
+        """By Redis' clock, when something was said last: replicas' clocks may differ from it."""
 
     async def publish(self, news: bytes) -> None:
-        await self._talk(
-            pack(b"XADD", self._news, b"MAXLEN", b"~", b"%d" % _NEWS_KEPT, b"*", b"n", news),
+        oldest = b"%d" % max(0, self._said_ms - int(_NEWS_KEPT_S * 1000))
+        entry_id, _ = await self._talk(
+            pack(b"XADD", self._news, b"MINID", b"~", oldest, b"*", b"n", news),
             pack(b"EXPIRE", self._news, b"%d" % _NEWS_TTL_S),
         )
+        self._said_ms = int(bytes(entry_id).partition(b"-")[0])
 
     async def follow(self, hear: Hear) -> None:
         wait_s = _RETRY_FIRST_S
@@ -121,10 +126,10 @@ class RedisState(SharedState):
                 last = entry_id
         return last
 
-    async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
-        if not conversation_ids:
+    async def homes(self, names: Sequence[str]) -> Sequence[Home | None]:
+        if not names:
             return []
-        commands = (pack(b"GET", self._key(name)) for name in conversation_ids)
+        commands = (pack(b"GET", self._key(name)) for name in names)
         return [_home(value) for value in await self._talk(*commands)]
 
     async def settle(self, homes: Mapping[str, Home]) -> None:
@@ -141,8 +146,8 @@ class RedisState(SharedState):
         self._talking.close()
         self._hearing.close()
 
-    def _key(self, conversation_id: str) -> bytes:
-        return f"{self._homes}{conversation_id}".encode()
+    def _key(self, name: str) -> bytes:
+        return f"{self._homes}{name}".encode()
 
     async def _talk(self, *commands: bytes) -> list[Any]:
         return _checked(await self._talking.call(commands))
@@ -168,9 +173,9 @@ class MemoryState(SharedState):
         finally:
             self._board.listeners.remove(heard)
 
-    async def homes(self, conversation_ids: Sequence[str]) -> Sequence[Home | None]:
+    async def homes(self, names: Sequence[str]) -> Sequence[Home | None]:
         self._here()
-        return [self._board.homes.get(name) for name in conversation_ids]
+        return [self._board.homes.get(name) for name in names]
 
     async def settle(self, homes: Mapping[str, Home]) -> None:
         self._here()

@@ -32,8 +32,10 @@ from chatsvc.prompt import ContextReport
 from chatsvc.run import WaitingRun, waiting
 from chatsvc.scheduler.admission import EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
+from chatsvc.scheduler.elsewhere import surely_fits, surely_shown
 from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
 from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
+from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
@@ -75,6 +77,7 @@ class Submitter:
         is_ready: Callable[[str], bool],
         check_log: Callable[[], Awaitable[None]],
         dispatcher: Dispatcher,
+        replicas: Replicas,
         prompts: Prompts,
         pressure: Pressure,
         cost: ServiceCost,
@@ -82,6 +85,7 @@ class Submitter:
         self._cost = cost
         self._check_log = check_log
         self._dispatcher = dispatcher
+        self._replicas = replicas
         self._prompts = prompts
         self._pressure = pressure
         self._store = store
@@ -113,17 +117,17 @@ class Submitter:
         )
         if ground.known is not None:
             return ground.known
-        home = await self._home(conversation_id)
-        content = self._checked_content(new.content)
         conversation = ground.conversation
         if conversation is None:
             raise NotFound("There is no such conversation.")
+        named = new.model or conversation.model
+        home = await self._home(named, conversation_id)
+        content = self._checked_content(new.content)
         view = ground.view
         if new.parent_id not in {None, msgspec.UNSET} and view is None:
             raise UnknownParent("The parent is not a message of this conversation.", field="parent_id")
         if view is not None:
             await self._refuse_running(principal, view.leaf, new.client_msg_id)
-        named = new.model or conversation.model
         wanted = Wanted(
             model=self._checked_model(named),
             conversation=conversation,
@@ -134,6 +138,8 @@ class Submitter:
         )
         taken = await self._on_terms(principal, wanted, named=named is not None)
         terms, wish = taken.terms, taken.wish
+        if terms.moved:
+            home = await self._dispatcher.home(terms.model, conversation.id)
         with self._dispatcher.place(wish, home) as place:
             self._refuse_late(wish, place)
             submitted = await self._store.runs.submit(
@@ -176,11 +182,11 @@ class Submitter:
         if (replay := await self._store.runs.replay(principal.user_id, client_msg_id, request_hash)) is not None:
             return replay
         message = await self._store.conversations.owner_of_message(principal.user_id, user_message_id)
-        home = await self._home(message.conversation_id)
         conversation, view = await self._store.conversations.view(
             principal.user_id, message.conversation_id, user_message_id
         )
         named = new.model or conversation.model
+        home = await self._home(named, message.conversation_id)
         wanted = Wanted(
             model=self._checked_model(named),
             conversation=conversation,
@@ -191,6 +197,8 @@ class Submitter:
         )
         taken = await self._on_terms(principal, wanted, named=named is not None)
         terms, wish = taken.terms, taken.wish
+        if terms.moved:
+            home = await self._dispatcher.home(terms.model, conversation.id)
         with self._dispatcher.place(wish, home) as place:
             self._refuse_late(wish, place)
             submitted = await self._store.runs.regenerate(
@@ -219,14 +227,15 @@ class Submitter:
             self._begin(submitted, place, taken.prepared if new.continues is None else None, terms)
         return submitted
 
-    async def _home(self, conversation_id: str) -> Home | None:
-        """Where the conversation was served last, asked for while it is asked whether the log is there. Raises
+    async def _home(self, named: str | None, conversation_id: str) -> Home | None:
+        """Where the model served the conversation last, asked for while it is asked whether the log is there. Raises
         ``LogUnavailable``.
         """
+        model = named or self._default_model
         if self._dispatcher.is_alone:
             await self._check_log()
             return None
-        home, _ = await asyncio.gather(self._dispatcher.home(conversation_id), self._check_log())
+        home, _ = await asyncio.gather(self._dispatcher.home(model, conversation_id), self._check_log())
         return home
 
     async def _refuse_running(self, principal: Principal, parent: Message, client_msg_id: str) -> None:
@@ -247,6 +256,8 @@ class Submitter:
     async def _on_terms(self, principal: Principal, wanted: Wanted, *, named: bool) -> _Taken:
         """What is wanted, on the terms that hold now. Raises ``MessageTooLong``."""
         terms = self._terms(principal.tier, wanted, named=named)
+        if terms.moved and not self._may_fit(terms.of(wanted)):
+            terms = self._terms(principal.tier, wanted, named=named, may_move=False)
         try:
             prepared, size, charge = await self._fitting_prompt(terms.of(wanted))
         except MessageTooLong:
@@ -255,7 +266,7 @@ class Submitter:
             # Too long for the smaller model only: then the one that was asked for answers.
             terms = self._terms(principal.tier, wanted, named=named, may_move=False)
             prepared, size, charge = await self._fitting_prompt(terms.of(wanted))
-        if prepared is not None and not prepared.report.left_out:
+        if terms.history_share < 1 and self._is_all_shown(terms.of(wanted), prepared):
             terms = terms.with_all_history()
         wish = WaitingRun(
             id=new_response_id(self._region),
@@ -275,14 +286,28 @@ class Submitter:
             named=named,
             max_tokens=wanted.max_tokens,
             usual=self._usual_reply,
-            is_ready=self._is_ready if may_move else lambda _: False,
+            is_ready=self._replicas.is_served if may_move else lambda _: False,
         )
+
+    def _may_fit(self, wanted: Wanted) -> bool:
+        """False where nobody here can say that the message fits: the model is elsewhere, and cannot be asked."""
+        if wanted.model in self._engines:
+            return True
+        window = self._replicas.window(wanted.model)
+        return window is not None and surely_fits(wanted, window)
+
+    def _is_all_shown(self, wanted: Wanted, prepared: Prepared | None) -> bool:
+        if prepared is not None:
+            return not prepared.report.left_out
+        window = self._replicas.window(wanted.model)
+        return window is not None and surely_shown(wanted, window)
 
     def _usual_reply(self, model: str) -> UsualReply:
         engine = self._engines.get(model)
-        if engine is None:
-            return UsualReply(None, None)
-        return UsualReply(engine.limits.reply_tokens, reply_reserve(engine.limits.window, None))
+        if engine is not None:
+            return UsualReply(engine.limits.reply_tokens, reply_reserve(engine.limits.window, None))
+        window = self._replicas.window(model)
+        return UsualReply(window.reply_tokens, reply_reserve(window.tokens, None)) if window else UsualReply(None, None)
 
     def _refuse_late(self, wish: WaitingRun, place: Place) -> None:
         """Raises ``TooLate``: better a no at once than a yes after the deadline."""

@@ -11,6 +11,7 @@ from streaming import soon
 from chatsvc.limits import Principal, TierName
 from chatsvc.run import RunStatus
 from chatsvc.scheduler import NewMessage
+from chatsvc.scheduler.news import News, Places, encode
 
 FREE = Principal("alice", TierName.FREE)
 SCRIPT = "tokens_per_s=100&tokens=20&slots=1&window=2000"
@@ -67,3 +68,33 @@ async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_ali
         cut = [await store.runs.context(FREE.user_id, run.id) for run in (at_once, later)]
     assert all_of_it.left_out < cut[0].left_out <= cut[1].left_out
     assert cut[1].prompt_tokens < 0.6 * all_of_it.window
+
+
+async def test_without_the_small_model_here_only_what_surely_fits_moves_to_it_where_it_is_known_to_be_served(
+    store, world, tmp_path
+):
+    conversations = [await world.conversation() for _ in range(5)]
+    numbers = iter(range(9))
+
+    async def submitted(made, content):
+        number = next(numbers)
+        new = NewMessage(content=content, client_msg_id=f"client {number}")
+        return (await made.submit(FREE, conversations[number].id, new)).run
+
+    async with scheduler(store, tmp_path, script="tokens_per_s=1000&tokens=20&slots=9&window=20000") as made:
+        made.pressure._smaller["small"] = "tiny"
+        made.pressure._ladders["small"] = Standing(4)
+        assert (await submitted(made, "Hello.")).model == "small"  # nobody is known to serve the other one
+
+        def heard(places):
+            made.replicas._hear(encode(News(replica="another", models={"tiny": places})))
+
+        heard(Places(slots=2))
+        assert (await submitted(made, "Hello.")).model == "small"  # how much it takes is not known
+        heard(Places(slots=2, window=2000, reply_tokens=500))
+        assert (await submitted(made, "word " * 1000)).model == "small"
+        moved = await submitted(made, "Hello.")
+        # Neither the length of its replies nor any history was taken from it: that is not said to be given up.
+        assert (moved.model, moved.degraded) == ("tiny", ("model",))
+        heard(Places())
+        assert (await submitted(made, "Hello.")).model == "small"

@@ -11,11 +11,12 @@ from redis_groups import Cluster, SentinelGroup
 from streaming import soon
 
 from chatsvc.errors import LogUnavailable
+from chatsvc.scheduler import shared_state as shared_state_module
 from chatsvc.scheduler.shared_state import Board, Home, MemoryState, RedisState
 from chatsvc.store import open_store
 from chatsvc.streamlog.factory import HASH_TAG
 from chatsvc.streamlog.redis_cluster import SlotMap
-from chatsvc.streamlog.redis_wire import Address
+from chatsvc.streamlog.redis_wire import Address, pack
 
 
 class Listener:
@@ -96,6 +97,16 @@ async def test_those_with_another_database_hear_nothing_and_know_no_homes(redis_
     await listener.close()
     for state in (ours, theirs):
         await state.aclose()
+
+
+async def test_old_news_are_not_kept(redis_url, monkeypatch):
+    monkeypatch.setattr(shared_state_module, "_NEWS_KEPT_S", 0.0)
+    state = RedisState(redis_url, scope="old news", timeout_s=5)
+    for number in range(1000):
+        await state.publish(b"%d" % number)
+    [kept] = await state._talk(pack(b"XLEN", state._news))
+    assert 0 < kept < 500
+    await state.aclose()
 
 
 async def test_a_redis_that_was_away_and_came_back_empty_is_heard_again(tmp_path):

@@ -20,6 +20,7 @@ from chatsvc.scheduler import fleet as fleet_module
 from chatsvc.scheduler import replicas as replicas_module
 from chatsvc.scheduler.fleet import Fleet
 from chatsvc.scheduler.lines import Lines
+from chatsvc.scheduler.news import End, Held, News, Places, encode
 from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.routing import Why
 from chatsvc.scheduler.shared_state import Board, Home, MemoryState
@@ -159,8 +160,8 @@ async def test_a_replica_alone_chooses_nothing_asks_nobody_and_says_only_that_it
     heard = asyncio.Queue()
     async with processes("a", board=board) as (a,):
         board.listeners.append(heard)
-        board.homes["conv1"] = Home("z", 1)
-        assert await a.replicas.home("conv1") is None
+        board.homes["m:conv1"] = Home("z", 1)
+        assert await a.replicas.home(MODEL, "conv1") is None
         assert a.post(run(1)) is None
         await until(lambda: a.postgres.ended["run00001"])
         news = replicas_module.decode(await heard.get())
@@ -174,10 +175,11 @@ async def test_where_a_turn_was_served_is_noted_for_the_next_one():
         await until(lambda: b.postgres.ended["run00001"])
 
         async def noted():
-            while await a.replicas.home("c") != Home("b", 120):
+            while await a.replicas.home(MODEL, "c") != Home("b", 120):
                 await asyncio.sleep(0.01)
 
         await asyncio.wait_for(noted(), 5)
+        assert await a.replicas.home("another model", "c") is None  # which has a prefix of its own
 
 
 async def test_a_newcomer_finds_the_homes_of_what_was_served_before_it_came():
@@ -186,7 +188,7 @@ async def test_a_newcomer_finds_the_homes_of_what_was_served_before_it_came():
         a.post(run(1, conversation="c"))
         await until(lambda: a.postgres.ended["run00001"])
         b = Process("b", board, a.postgres)
-        await until(lambda: board.homes.get("c") == Home("a", 120))
+        await until(lambda: board.homes.get("m:c") == Home("a", 120))
         await b.close()
 
 
@@ -236,6 +238,18 @@ async def test_a_run_put_back_after_its_worker_died_is_served_before_that_one_is
         assert a.served == [one.id]
 
 
+async def test_what_a_replica_still_writes_that_leaves_is_not_put_back_by_a_late_notification():
+    async with processes("a", "b", reply_s=30) as (a, b):
+        one = run(1)
+        a.post(one, Home("b"))
+        await until(lambda: a.lines.line(MODEL).flights.holder(one.id) == "b")
+        await b.replicas.leave()
+        await until(lambda: not a.fleet.others(MODEL))
+        a.replicas.overhear(one)
+        assert a.lines.line(MODEL).flights.holder(one.id) == "b"
+        assert not a.lines.ids()
+
+
 async def test_a_replica_that_leaves_is_sent_nothing_more_and_its_runs_are_served_at_once():
     async with processes("a", "b") as (a, b):
         b.holds = True
@@ -273,6 +287,34 @@ async def test_a_run_whose_poster_died_goes_where_the_hash_says():
         await until(lambda: len(a.postgres.ended) == 20)
         assert a.served
         assert b.served
+
+
+async def test_a_run_that_a_replica_is_known_to_have_is_looked_for_no_more():
+    async with processes("a", "b") as (a, _):
+        a.holds = True
+        one, other = run(1), run(2)
+        a.replicas.overhear(one)
+        a.replicas.overhear(other)
+        assert len(a.replicas._overheard) == 2
+        ended = News(replica="b", models={MODEL: Places(slots=2)}, held=[Held(run=one, end=End.COMPLETE)])
+        a.replicas._hear(encode(ended))
+        await a.replicas.place([other])
+        assert not a.replicas._overheard
+
+
+async def test_while_nothing_can_be_said_what_waits_is_looked_after_all_the_same(monkeypatch):
+    async with processes("a", "b") as (a, _):
+
+        async def hangs(news):
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(a.replicas._state, "publish", hangs)
+        one = run(1)
+        a.replicas.tell_soon()
+        await asyncio.sleep(3 * replicas_module.TICK_S)  # it says something now
+        a.postgres.queued[one.id] = one
+        a.replicas.overhear(one)
+        await until(lambda: a.postgres.ended[one.id], patience_s=5)
 
 
 async def test_a_process_without_engines_knows_places_and_times():
