@@ -31,7 +31,8 @@ STREAM_PATH: Final = "/v1/responses/{response_id}/stream"
 _STREAM_EXAMPLE: Final = (
     "retry: 1873\n\n"
     'id: 1\nevent: start\ndata: {"response_id":"resp_local_0199…","message_id":"msg_0199…",'
-    '"model":"SmolLM2-135M-Instruct","created_at":"2026-01-01T12:00:00Z"}\n\n'
+    '"model":"SmolLM2-135M-Instruct","created_at":"2026-01-01T12:00:00Z","served_model":"SmolLM2-135M-Instruct",'
+    '"degraded":[]}\n\n'
     'id: 2\nevent: context\ndata: {"condensed":false,"summary_through":null,"retrieved":[],"prompt_tokens":37,'
     '"cached_tokens":0,"window":8192,"left_out":0,"parts":{"system":0,"memory":0,"summary":0,"pinned":0,'
     '"verbatim":0,"recalled":0,"question":37}}\n\n'
@@ -48,7 +49,7 @@ repeat.
 | event | data |
 |---|---|
 | `queued` (no id) | `{position, eta_s, tier}` |
-| `start` | `{response_id, message_id, model, created_at}` |
+| `start` | `{response_id, message_id, model, created_at, served_model, degraded}` |
 | `context` | `{condensed, summary_through, retrieved, prompt_tokens, cached_tokens, window, left_out, parts}` |
 | `delta` | `{text}`: append it |
 | `snapshot` | `{text, reason}`: replace what you show, go on from this id |

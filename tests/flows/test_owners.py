@@ -1,6 +1,7 @@
 """No user sees another's: owner, other and anonymous on every route and every id (L10)."""
 
 import json
+import re
 import uuid
 
 import pytest
@@ -29,7 +30,11 @@ ROUTES = [
     ("GET", "/v1/responses/{response}/stream", None),
     ("POST", "/v1/responses/{response}/stop", None),
     ("DELETE", "/v1/conversations/{conversation}", None),
+    ("PATCH", "/v1/me/memories/{memory}", {"text": "I live in Porto."}),
+    ("DELETE", "/v1/me/memories/{memory}", None),
 ]
+SUMMARY = "/v1/conversations/{conversation}/summaries/{message}"
+"""There is one after a fold only: what others get of it is tested with the rest of summaries, in test_summaries.py."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,9 @@ def server(start_server):
 async def finished_reply(api):
     reply = await api.start()
     await read_to_the_end(api.client, api.stream_url(reply))
+    memory = (await api.call("POST", "/v1/me/memories", json={"text": "I live in Lisbon."})).json()
     return {
+        "memory": memory["id"],
         "conversation": reply["conversation_id"],
         "message": reply["message_id"],
         "user_message": reply["user_message_id"],
@@ -77,6 +84,24 @@ async def test_a_route_answers_its_owner_and_nobody_else(api, client, server, ro
     assert refused.json() == never_was.json()
     assert await api.messages(ids["conversation"]) == before
     assert (await call(api, route, ids)).status_code in {200, 201, 202, 204}
+
+
+async def test_a_summary_is_rewritten_by_nobody_unknown(api, client, server):
+    ids = await finished_reply(api)
+    anonymous = Api(client, server.base_url, {"x-nobody": "1"})
+    assert (await call(anonymous, ("PUT", SUMMARY, {"text": "x", "version": 1}), ids)).status_code == 401
+
+
+async def test_every_route_with_an_id_is_asked_here(client, server):
+    paths = (await client.get(f"{server.base_url}/schema")).json()["paths"]
+    served = {(method.upper(), path) for path, item in paths.items() if "{" in path for method in item}
+    asked = {(method, path) for method, path, _ in ROUTES} | {("PUT", SUMMARY)}
+    assert unnamed(served) == unnamed(asked)
+
+
+def unnamed(routes):
+    """Without the names of the ids, and without queries."""
+    return {(method, re.sub(r"\{.*?\}", "{}", path.partition("?")[0])) for method, path in routes}
 
 
 async def test_the_other_users_parent_is_no_parent(api, client, server):
