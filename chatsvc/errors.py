@@ -7,7 +7,8 @@ what to do, and never hold message text or secrets.
 
     ChatError
     ├── InvalidInput ─ InvalidCursor · UnknownParent · UnknownModel · CannotContinue · MessageTooLong
-    │               · SystemPromptTooLong · PayloadTooLarge · HeadTooLarge
+    │               · SystemPromptTooLong · SummaryEmpty · SummaryTooLong · MemoryFull · TooManyPins · PayloadTooLarge
+    │               · HeadTooLarge
     ├── NotAuthenticated · NotAllowed
     ├── NotFound
     ├── ConversationBusy · IdempotencyMismatch
@@ -118,6 +119,14 @@ class SummaryTooLong(InvalidInput):
 
     code = "summary_too_long"
     title = "The summary is too long"
+    status = 422
+
+
+class TooManyPins(InvalidInput):
+    """A conversation has as many pinned messages as it may have."""
+
+    code = "too_many_pins"
+    title = "Too many messages are pinned"
     status = 422
 
 

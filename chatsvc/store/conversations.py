@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from chatsvc.conversation import Branch, BranchView, Conversation, Message
-from chatsvc.errors import InvalidCursor, NotFound, UnknownParent
+from chatsvc.errors import InvalidCursor, NotFound, TooManyPins, UnknownParent
 from chatsvc.events import clean_text
 from chatsvc.limits import Principal
 from chatsvc.store.memories import AS_OF, SHOWN
@@ -87,8 +87,14 @@ _IN_CONVERSATION: Final = "SELECT 1 FROM messages WHERE id = %(leaf)s AND conver
 _OWN_MESSAGE: Final = statement("""
     SELECT {message:m} FROM messages m WHERE m.id = %(id)s AND m.user_id = %(user_id)s
 """)
+MOST_PINS: Final = 50
+"""Of a conversation: a turn looks for those that are folded, and reads them."""
 _PIN: Final = statement("""
-    UPDATE messages m SET pinned = %(pinned)s WHERE m.id = %(id)s AND m.user_id = %(user_id)s RETURNING {message:m}
+    UPDATE messages m SET pinned = %(pinned)s WHERE m.id = %(id)s AND m.user_id = %(user_id)s
+        AND (NOT %(pinned)s OR m.pinned OR %(most)s > (
+            SELECT count(*) FROM messages p WHERE p.conversation_id = m.conversation_id AND p.pinned
+        ))
+    RETURNING {message:m}
 """)
 _UPDATE: Final = statement("""
     UPDATE conversations c SET
@@ -241,10 +247,16 @@ class Conversations:
         return conversation, found.branch
 
     async def pin(self, user_id: str, message_id: str, *, pinned: bool) -> Message:
-        """Pin a message, or let it go. It is no activity. Raises ``NotFound``."""
-        rows = await self._db.query(_PIN, {"user_id": user_id, "id": message_id, "pinned": pinned})
+        """Pin a message, or let it go. It is no activity. Raises ``NotFound`` and ``TooManyPins``."""
+        params = {"user_id": user_id, "id": message_id, "pinned": pinned, "most": MOST_PINS}
+        rows = await self._db.query(_PIN, params)
         if not rows:
-            raise NotFound(_NO_MESSAGE)
+            await self.owner_of_message(user_id, message_id)
+            raise TooManyPins(
+                f"{MOST_PINS} messages of this conversation are pinned, as many as may be. Let one go first.",
+                field="pinned",
+                limit=MOST_PINS,
+            )
         return message_of(rows[0])
 
     async def update(self, user_id: str, conversation_id: str, patch: ConversationPatch) -> Conversation:

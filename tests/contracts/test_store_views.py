@@ -8,9 +8,9 @@ import pytest
 from store_world import BOB, World, complete
 
 from chatsvc import ids
-from chatsvc.errors import NotFound
+from chatsvc.errors import NotFound, TooManyPins
 from chatsvc.limits import TierName
-from chatsvc.store import Committed, NewFold
+from chatsvc.store import Committed, NewFold, conversations
 from chatsvc.store.views import VIEW
 
 
@@ -133,6 +133,21 @@ async def test_pinned_messages_that_are_folded_are_found_on_their_branch_only(wo
     assert shown(seen.pinned) == [path[0], path[5], path[6], path[11]]
 
 
+async def test_no_more_messages_can_be_pinned_than_a_turn_should_look_for(world, store, monkeypatch):
+    monkeypatch.setattr(conversations, "MOST_PINS", 3)
+    conversation, other = await world.conversation(), await world.conversation()
+    path = await world.turns(conversation, 3)
+    [elsewhere, _] = await world.turns(other, 1)
+    for pin in path[:3]:
+        await store.conversations.pin("alice", pin, pinned=True)
+    with pytest.raises(TooManyPins, match="3 messages"):
+        await store.conversations.pin("alice", path[3], pinned=True)
+    assert (await store.conversations.pin("alice", path[0], pinned=True)).pinned  # once more
+    assert (await store.conversations.pin("alice", elsewhere, pinned=True)).pinned
+    await store.conversations.pin("alice", path[0], pinned=False)
+    assert (await store.conversations.pin("alice", path[3], pinned=True)).pinned
+
+
 async def test_pinning_is_no_activity_and_another_users_message_is_no_message(world, store):
     conversation = await world.conversation()
     path = await world.turns(conversation, 1)
@@ -253,7 +268,9 @@ async def test_a_turn_reads_as_many_rows_in_a_long_conversation_as_in_a_short_on
             for statement in (GROW, FOLDS):
                 database.execute(statement, {"c": name, "messages": messages})
         database.execute("ANALYZE messages, summaries, conversations")
-        database.execute("SET enable_seqscan = off")  # the small one would otherwise be read whole, and rightly so
+        # What is small would otherwise be read whole, and rightly so.
+        for whole in ("seqscan", "hashjoin", "mergejoin"):
+            database.execute(f"SET enable_{whole} = off")
 
         def read():
             return [rows_read(database, f"conv_{size}", f"conv_{size}_{size - 1}") for size in sizes]
