@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from moved_clock import another_day
 
 from chatsvc.config import ContextConfig
 from chatsvc.context.material import Recalled
@@ -150,7 +151,8 @@ def test_a_prompt_fits_with_its_reply_and_has_all_that_must_be_there(
     assert sum(parts.values()) == report.prompt_tokens == prompt.tokens
     assert all(count >= 0 for count in parts.values()), parts
     assert (report.window, report.cached_tokens) == (window, None)
-    assert asyncio.run(prepare()) == prepared  # by another process, a minute later
+    with another_day():
+        assert asyncio.run(prepare()) == prepared  # by another process
 
 
 @settings(max_examples=10, deadline=None)
@@ -272,6 +274,17 @@ def test_a_question_larger_than_all_of_the_history_is_refused_with_the_numbers()
         assert error.extra["window"] == 256
     else:
         raise AssertionError("it was taken")
+
+
+def test_a_question_larger_than_the_kv_cache_is_refused_though_the_window_would_hold_it():
+    small = engine(4096)
+    small._limits = msgspec.structs.replace(small.limits, kv_tokens=512)
+    making = Prompts({"m": small}, ContextConfig(), None)
+    with pytest.raises(MessageTooLong) as refused:
+        asyncio.run(making.prepare(wanted((), "word " * 600)))
+    assert 0 < refused.value.extra["limit"] < 512
+    prepared = asyncio.run(making.prepare(wanted((), "word " * 60)))
+    assert prepared.prompt.tokens + prepared.reply_limit <= 512
 
 
 def test_a_reply_that_is_gone_on_with_stays_whole_at_the_end():
