@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+from moved_clock import another_day
 
 from chatsvc.context.assemble import ASKED, KEPT, PINNED, READ, RECALLED, SUMMARY, assemble, quoted
 from chatsvc.context.material import Material, Recalled
@@ -172,8 +173,10 @@ def test_the_next_turn_begins_with_all_of_this_one_up_to_what_was_recalled_L11(m
 
 
 @given(materials)
-def test_the_same_material_gives_the_same_messages_a_minute_later(material):
-    assert assemble(material) == assemble(material)
+def test_the_same_material_gives_the_same_messages_on_another_day(material):
+    before = assemble(material)
+    with another_day():
+        assert assemble(material) == before
 
 
 @given(materials)
