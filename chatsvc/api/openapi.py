@@ -13,12 +13,14 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
     Example,
     License,
+    OpenAPIHeader,
     OpenAPIMediaType,
     OpenAPIResponse,
     OpenAPIType,
     Operation,
     Parameter,
     PathItem,
+    Reference,
     Schema,
     Server,
 )
@@ -28,6 +30,15 @@ from chatsvc.api.openapi_examples import ANSWERS
 
 STREAM_PATH: Final = "/v1/responses/{response_id}/stream"
 
+_OF_BUDGETS: Final = ("sendMessage", "answerAgain")
+"""The calls that take a message, and tell in headers what is left for others."""
+_BUDGET_HEADERS: Final = {
+    "x-ratelimit-limit-requests": "Replies that may be open at once.",
+    "x-ratelimit-remaining-requests": "How many more may be opened now.",
+    "x-ratelimit-limit-tokens": "The budget, in units of service; absent where there is none.",
+    "x-ratelimit-remaining-tokens": "What is left of the budget.",
+    "x-ratelimit-reset-tokens": "Time until more of it is free again, such as `1h2m3s`.",
+}
 _STREAM_EXAMPLE: Final = (
     "retry: 1873\n\n"
     'id: 1\nevent: start\ndata: {"response_id":"resp_local_0199…","message_id":"msg_0199…",'
@@ -92,11 +103,20 @@ def complete(app: Litestar, base_path: str) -> None:
     paths[STREAM_PATH] = PathItem(get=_stream_operation(problem))
 
 
+def _budget_headers() -> dict[str, OpenAPIHeader | Reference]:
+    text = Schema(type=OpenAPIType.STRING)
+    return {name: OpenAPIHeader(schema=text, description=said) for name, said in _BUDGET_HEADERS.items()}
+
+
 def _show_answer(operation: Operation) -> None:
     for status, answer in (operation.responses or {}).items():
-        if status.startswith("2") and isinstance(answer, OpenAPIResponse) and operation.operation_id in ANSWERS:
+        if not status.startswith("2") or not isinstance(answer, OpenAPIResponse):
+            continue
+        if operation.operation_id in ANSWERS:
             for media_type in (answer.content or {}).values():
                 media_type.example = ANSWERS[operation.operation_id]
+        if operation.operation_id in _OF_BUDGETS:
+            answer.headers = {**(answer.headers or {}), **_budget_headers()}
 
 
 def _stream_operation(problem: OpenAPIResponse) -> Operation:

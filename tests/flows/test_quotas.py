@@ -41,6 +41,9 @@ async def test_each_message_says_what_is_left_and_me_says_the_same(server, clien
     assert (await quota(api))["budget"] == {"limit": 2000, "used": math.ceil(cost), "left": 2000 - math.ceil(cost)}
     again = await api.send(conversation, max_tokens=10)
     assert re.fullmatch(r"1h\d+m\d+s|5\dm\d+s", again.headers["x-ratelimit-reset-tokens"])
+    paths = (await client.get(f"{server.base_url}/schema")).json()["paths"]
+    described = paths["/v1/conversations/{conversation_id}/messages"]["post"]["responses"]["202"]["headers"]
+    assert set(described) == {name for name in again.headers if name.startswith("x-ratelimit-")}
 
 
 async def test_a_used_up_budget_refuses_on_every_replica_says_when_it_refills_and_loses_nothing(
