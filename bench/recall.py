@@ -26,7 +26,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -39,8 +39,9 @@ import psycopg
 import structlog
 
 from chatsvc.clock import SystemClock
+from chatsvc.config import ContextConfig
 from chatsvc.context import passages, retrieve
-from chatsvc.context.passages import Passage, pack
+from chatsvc.context.passages import Passage, Spoken, pack, passages_of
 from chatsvc.context.retrieve import best
 from chatsvc.context.words import VERSION
 from chatsvc.embedded import embedded_postgres
@@ -139,9 +140,9 @@ def read(path: Path) -> list[Talk]:
             for number, turn in enumerate(said[f"session_{session}"])
         ]
         questions = tuple(
-            Question(asked["question"], frozenset(re.findall(r"D\d+:\d+", " ".join(asked["evidence"]))))
+            Question(asked["question"], frozenset(evidence))
             for asked in item["qa"]
-            if asked["evidence"]
+            if (evidence := re.findall(r"D\d+:\d+", " ".join(asked["evidence"])))
         )
         talks.append(Talk(tuple(turns), questions))
     return talks
@@ -194,7 +195,12 @@ class Asked:
         self._store = store
         self._embedder = embedder
         self._branch = branch
-        self._turns = talk.turns
+        self._passages = [
+            msgspec.structs.replace(turn, text=passage.text)
+            for turn in talk.turns
+            for passage in passages_of(Spoken(turn.name, turn.text, turn.said_at))
+        ]
+        """As they lie in the index: a long utterance is several, an empty one none."""
         self._questions = talk.questions
         self._vectors: dict[str, Any] = {}
         self._names = {id_: turn.name for id_, turn in zip(ids, talk.turns, strict=True)}
@@ -204,7 +210,7 @@ class Asked:
                 engines={},
                 embedder=with_,
                 clock=SystemClock(),
-                most=64,
+                most=ContextConfig().recall_turns,
             )
             for method, with_ in (("ours", embedder), ("bm25", None))
         }
@@ -241,16 +247,15 @@ class Asked:
         vector = None if method == "bm25" else (await self._embedder.embed([question]))[0]
         chunks = await self._store.recall.chunks(self._branch, version=VERSION, embedder=name)
         ranked = scores_of(chunks, question, vector, words=method != "embedding")
-        return best(ranked.scores, len(self._turns))
+        return best(ranked.scores, len(self._passages))
 
     async def shares(self, question: Question, method: str) -> tuple[float, float, float, float]:
         """R@5, R@10, R within 1,000 and within 4,000 tokens."""
-        turns = [self._turns[position] for position in await self.ranked(question.text, method)]
-        sums = np.cumsum([len(turn.text) / CHARS_PER_TOKEN for turn in turns])
-
-        names = [turn.name for turn in turns]
-        fitting = (names[: int(np.searchsorted(sums, budget, side="right"))] for budget in (1000, 4000))
-        one, two = (self._share(question, part) for part in fitting)
+        passages = [self._passages[position] for position in await self.ranked(question.text, method)]
+        sums = np.cumsum([len(passage.text) / CHARS_PER_TOKEN for passage in passages])
+        fitting = (passages[: int(np.searchsorted(sums, budget, side="right"))] for budget in (1000, 4000))
+        one, two = (self._share(question, names_of(part)) for part in fitting)
+        names = names_of(passages)
         return self._share(question, names[:5]), self._share(question, names[:10]), one, two
 
     async def choices(self) -> list[tuple[str, list[tuple[float, float]]]]:
@@ -260,7 +265,7 @@ class Asked:
         with changed(passages, _date=lambda _: []):
             first = 0
             for chunk in chunks:
-                part = self._turns[first : first + chunk.passages]
+                part = self._passages[first : first + chunk.passages]
                 packed = pack([Passage(turn.name, 0, len(turn.text), turn.text, turn.said_at) for turn in part])
                 undated.append(msgspec.structs.replace(chunk, words=packed.words))
                 first += chunk.passages
@@ -280,8 +285,8 @@ class Asked:
                 with changed(retrieve, **settings):
                     vector = self._vectors[question.text]
                     scores = scores_of(with_, question.text, vector, words=bool(results)).scores
-                names = [self._turns[position].name for position in best(scores, 10)]
-                shares.append((self._share(question, names[:5]), self._share(question, names)))
+                names = names_of(self._passages[position] for position in best(scores, len(self._passages)))
+                shares.append((self._share(question, names[:5]), self._share(question, names[:10])))
             results.append((name, shares))
         return results
 
@@ -381,6 +386,11 @@ def changed(module: Any, **settings: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(module, name, value)
+
+
+def names_of(passages: Iterable[Turn]) -> list[str]:
+    """The utterances that passages are of, each once."""
+    return list(dict.fromkeys(passage.name for passage in passages))
 
 
 def say(line: str, as_json: bool) -> None:
