@@ -11,7 +11,7 @@ what to do, and never hold message text or secrets.
     │               · HeadTooLarge
     ├── NotAuthenticated · NotAllowed
     ├── NotFound
-    ├── ConversationBusy · IdempotencyMismatch
+    ├── ConversationBusy · IdempotencyMismatch · SummaryChanged
     ├── NothingLeft ─ TooManyReplies · QuotaExceeded
     ├── Unavailable ─ StoreUnavailable (─ StoreFull) · LogUnavailable · EngineUnavailable · Draining · QueueFull
     │               · TooLate
