@@ -17,6 +17,7 @@ from chatsvc.scheduler import recall as recall_module
 from chatsvc.scheduler.indexing import Indexer
 from chatsvc.scheduler.recall import Recall
 from chatsvc.store import NewChunk, RecallBranch
+from chatsvc.store import recall as recall_store
 
 
 class Letters(Embedder):
@@ -304,6 +305,22 @@ async def test_vectors_of_another_model_are_not_compared(store, world, embedder)
     await recall.indexer.step()
     [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=other.name)
     assert chunk.vectors is not None
+
+
+async def test_of_an_endless_branch_the_newest_passages_are_compared(store, world, monkeypatch):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 6)
+    await index(store, *(branch_of(conversation, path[end]) for end in (3, 7)))
+    branch = branch_of(conversation, path[11])
+    await index(store, branch)
+    assert len(await store.recall.chunks(branch, version=VERSION, embedder=None)) == 3
+    monkeypatch.setattr(recall_store, "MOST_PASSAGES", 5)
+    newest = await store.recall.chunks(branch, version=VERSION, embedder=None)
+    assert [chunk.passages for chunk in newest] == [4, 4]
+    assert "User: question 2" in lines(await ask(recall_of(store), branch, "question 2"))
+    assert "User: question 1" not in lines(await ask(recall_of(store), branch, "question 1"))
+    # Indexed is all of it.
+    assert len(await store.recall.without_vectors(branch, version=VERSION, embedder="letters")) == 3
 
 
 async def test_a_question_does_not_wait_for_a_model_that_loads(store, world, embedder, monkeypatch):
