@@ -108,9 +108,11 @@ class WaitingRun(msgspec.Struct, frozen=True, kw_only=True):
     kind: RunKind = RunKind.REPLY
     conversation_id: str = ""
     """Whose prefix its prompt begins with."""
+    age_s: float = 0.0
+    """Seconds since it was posted, when this was said: each process has a clock of its own."""
 
 
-def waiting(run: Run) -> WaitingRun:
+def waiting(run: Run, age_s: float = 0.0) -> WaitingRun:
     """The run, as lines see it."""
     return WaitingRun(
         id=run.id,
@@ -121,6 +123,7 @@ def waiting(run: Run) -> WaitingRun:
         max_tokens=run.max_tokens,
         kind=run.kind,
         conversation_id=run.conversation_id,
+        age_s=age_s,
     )
 
 

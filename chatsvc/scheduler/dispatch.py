@@ -147,6 +147,7 @@ class Dispatcher:
     def interrupt(self, run_id: str, why: Interrupt) -> bool:
         """Cut a run short if it is in this process; False when it is not."""
         self._replicas.discard(run_id)
+        self._again.discard(run_id)
         active = self._active.get(run_id)
         if run_id in self._claiming:
             # Whether the claim succeeds is not known yet; if it does, the run begins with this.
@@ -229,11 +230,13 @@ class Dispatcher:
             try:
                 before = self._lines.ids()
                 queued = await self._store.runs.queued(limit=SWEEP_LIMIT)
-                await self._replicas.place([waiting(run) for run in queued if self._is_new(run.id)])
-                if len(queued) < SWEEP_LIMIT:
-                    # Others have taken these: they would only be proposed in vain.
-                    for run_id in before - {run.id for run in queued}:
-                        self._replicas.discard(run_id)
+                await self._replicas.place([run for run in queued if self._is_new(run.id)])
+                gone = before - {run.id for run in queued}
+                if gone and len(queued) >= SWEEP_LIMIT:  # or they may be among those that were not read
+                    gone -= await self._store.runs.still_queued(gone)
+                for run_id in gone:
+                    # They have begun or ended elsewhere: they would only be proposed in vain, and be before others.
+                    self._replicas.discard(run_id)
             except StoreUnavailable as error:
                 _log.warning("sweep of the queue postponed", reason=error.detail)
             with contextlib.suppress(TimeoutError):
@@ -295,6 +298,7 @@ class Dispatcher:
             # Not even its end could be written. The run is still ours in Postgres: the lease keeper finds it there.
             _log.exception("run was dropped", run_id=active.run.id, error_type=type(error).__name__)
         finally:
+            age_s = active.meter.age_s
             if active.queued_again:
                 active.meter.refund()
             else:
@@ -304,20 +308,21 @@ class Dispatcher:
             active.ended.set()
             self._replicas.tell_soon()
             if active.queued_again:
-                self._put_again(active.run)
+                self._put_again(waiting(active.run, age_s), active.run.attempt)
             self._work.set()
             self._note_idle()
 
-    def _put_again(self, run: Run) -> None:
+    def _put_again(self, run: WaitingRun, attempt: int) -> None:
         """It is not left to the next sweep. An engine that is well and failed it all the same gets a moment."""
         is_well = not self._draining and self._lines.slots(run.model) > 0
 
         def put() -> None:
-            self._again.discard(run.id)
-            self._replicas.post_again(waiting(run))
+            if run.id in self._again:  # else it was stopped or deleted
+                self._again.discard(run.id)
+                self._replicas.post_again(run)
 
         self._again.add(run.id)
-        asyncio.get_running_loop().call_later(RETRY_S * run.attempt if is_well else 0.0, put)
+        asyncio.get_running_loop().call_later(RETRY_S * attempt if is_well else 0.0, put)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly.

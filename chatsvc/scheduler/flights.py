@@ -6,12 +6,12 @@ are totals, never differences: news that is lost or comes twice does no harm.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 from chatsvc.run import WaitingRun
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
+from chatsvc.scheduler.loads import Loads
 from chatsvc.scheduler.news import End, Held
 
 
@@ -34,7 +34,7 @@ class Flights:
         self._claimed: set[str] = set()
         """Those of them that are ours by the word of Postgres: only these are told."""
         self._theirs: dict[str, _Theirs] = {}
-        self.load: Counter[str] = Counter()
+        self.load: Loads[str] = Loads()
         """How many runs each other replica has."""
         self._moved: dict[str, Held] = {}
         self._grown: dict[str, Held] = {}
@@ -133,7 +133,7 @@ class Flights:
 
     def _drop(self, run_id: str, how: End) -> None:
         theirs = self._theirs.pop(run_id)
-        self.load[theirs.replica_id] -= 1
+        self.load.less(theirs.replica_id)
         self._settle(run_id, how)
 
     def _settle(self, run_id: str, how: End) -> None:

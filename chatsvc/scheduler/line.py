@@ -17,6 +17,7 @@ from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.flights import Flights
+from chatsvc.scheduler.loads import Loads
 from chatsvc.scheduler.news import End, Held
 from chatsvc.scheduler.pace import Pace
 from chatsvc.scheduler.queue_delay import QueueDelays
@@ -114,12 +115,12 @@ class Line:
         self.pace = Pace(clock)
         self.delays = QueueDelays()
         self._waiting: dict[str, _Waits] = {}
-        self.waiting_at: Counter[str] = Counter()
+        self.waiting_at: Loads[str] = Loads()
         """How many wait for each replica."""
         self._room: dict[str, int] = {}
         """KV tokens kept for each of our runs under way."""
-        self._begun: dict[str, tuple[float, str]] = {}
-        """When they were taken, and how they came here."""
+        self._begun: dict[str, tuple[float, str, float]] = {}
+        """When they were taken, how they came here, and when they were posted."""
         self.came: Counter[str] = Counter()
         """How many runs were begun here that were at ``home`` here, ``stolen`` from another home, or ``left`` by one
         that is gone; while there are other replicas."""
@@ -143,10 +144,10 @@ class Line:
             self.queue.put(self.demand(run))
             if len(self.queue) == before:
                 return  # it is under way
-            self._waiting[run.id] = _Waits(run, home, cached_tokens, self._clock.monotonic())
+            self._waiting[run.id] = _Waits(run, home, cached_tokens, self._clock.monotonic() - run.age_s)
             self.waiting_at[home] += 1
         elif home:
-            self.waiting_at[known.home] -= 1
+            self.waiting_at.less(known.home)
             self.waiting_at[home] += 1
             known.home, known.cached_tokens = home, cached_tokens
 
@@ -156,7 +157,7 @@ class Line:
         self._leave(run_id)
 
     def waits(self) -> Iterator[tuple[WaitingRun, float]]:
-        """Every run that waits, here or for another replica, and since when; the oldest first."""
+        """Every run that waits, here or for another replica, and since when it was posted."""
         for waits in self._waiting.values():
             yield waits.run, waits.since
 
@@ -252,14 +253,14 @@ class Line:
         elif waits.home:
             came = "stolen" if self._neighbours.serves(waits.home, self.model) else "left"
         self._room[demand.run_id] = demand.kv_tokens
-        self._begun[demand.run_id] = self._clock.monotonic(), came
+        self._begun[demand.run_id] = self._clock.monotonic(), came, waits.since
         self.flights.begin(waits.run)
 
     def _leave(self, run_id: str, *, begins: bool = False) -> None:
         waits = self._waiting.pop(run_id, None)
         if waits is None:
             return
-        self.waiting_at[waits.home] -= 1
+        self.waiting_at.less(waits.home)
         if begins and waits.run.kind is RunKind.REPLY:
             now = self._clock.monotonic()
             self.delays.begins(waits.run.tier, now - waits.since, now)
@@ -279,6 +280,11 @@ class Line:
         if run_id in self._begun:
             self._read_s = _FADE * self._read_s + self._clock.monotonic() - self._begun[run_id][0]
             self._read_tokens = _FADE * self._read_tokens + max(1, prompt_tokens - cached_tokens)
+
+    def age_s(self, run_id: str) -> float:
+        """Seconds since a run of ours was posted."""
+        begun = self._begun.get(run_id)
+        return 0.0 if begun is None else self._clock.monotonic() - begun[2]
 
     def delivered(self, run_id: str, output_tokens: int) -> None:
         """The engine has written more."""

@@ -51,6 +51,11 @@ class Meter:
         self._report()
         self._line.end(self._run_id, End.COMPLETE if complete else End.CUT)
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the run was posted; until it ends."""
+        return self._line.age_s(self._run_id)
+
     def refund(self) -> None:
         """Nothing of the run was shown: it costs nothing, and is answered elsewhere or later."""
         self._line.end(self._run_id, End.REFUND)

@@ -63,5 +63,8 @@ class Overdue:
             self._gone(run_id)  # deleted meanwhile
         except StoreUnavailable as error:
             _log.warning("overdue run not refused yet", run_id=run_id, reason=error.detail)
+        except Exception as error:  # noqa: BLE001
+            # It waits still, and is found again.
+            _log.exception("overdue run not refused", run_id=run_id, error_type=type(error).__name__)
         finally:
             del self._tasks[run_id]

@@ -24,6 +24,7 @@ from chatsvc.errors import LogUnavailable
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.fleet import Fleet
 from chatsvc.scheduler.lines import Lines
+from chatsvc.scheduler.loads import Loads
 from chatsvc.scheduler.news import End, Held, News, Places, Posted, Window, decode, encode
 from chatsvc.scheduler.routing import Choice, Replica, Why, choose, hashed
 from chatsvc.scheduler.shared_state import Home, SharedState
@@ -52,7 +53,7 @@ class Replicas:
         self._soon = asyncio.Event()
         self._posted: list[Posted] = []
         self._homes: dict[str, Home] = {}
-        self._sending: Counter[tuple[str, str]] = Counter()
+        self._sending: Loads[tuple[str, str]] = Loads()
         self._overheard: dict[str, tuple[float, WaitingRun]] = {}
         self._whole_due = 0.0
         self._sign_due = 0.0
@@ -94,7 +95,7 @@ class Replicas:
         try:
             yield choice
         finally:
-            self._sending[choice.replica_id, run.model] -= 1
+            self._sending.less((choice.replica_id, run.model))
 
     def _choose(self, run: WaitingRun, home: Home | None) -> Choice | None:
         if not self._fleet.others(run.model):

@@ -38,7 +38,3 @@ class Standings:
         """Where a run with this counter would stand."""
         index = bisect_left(self._tags, tag)
         return Standing(index + 1, self._ahead[index])
-
-    def all(self) -> dict[str, Standing]:
-        """Every run, the next first."""
-        return {run_id: Standing(index + 1, self._ahead[index]) for run_id, index in self._index.items()}

@@ -46,7 +46,8 @@ CONTEXT: Final = "SELECT context FROM runs WHERE id = %(id)s AND user_id = %(use
 NOT_ENDED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status IN ('queued', 'streaming')"
 
 QUEUED: Final = statement("""
-    SELECT {run:r} FROM runs r WHERE r.status = 'queued' ORDER BY r.created_at, r.id LIMIT %(limit)s
+    SELECT {run:r}, greatest(0, extract(epoch FROM now() - r.created_at))::float8 AS age_s
+    FROM runs r WHERE r.status = 'queued' ORDER BY r.created_at, r.id LIMIT %(limit)s
 """)
 
 STILL_QUEUED: Final = "SELECT id FROM runs WHERE id = ANY(%(ids)s) AND status = 'queued'"

@@ -17,7 +17,7 @@ from chatsvc.errors import NotFound
 from chatsvc.events import clean_text
 from chatsvc.limits import ServiceCost
 from chatsvc.prompt import ContextReport
-from chatsvc.run import Checkpoint, Outcome, Run
+from chatsvc.run import Checkpoint, Outcome, Run, WaitingRun, waiting
 from chatsvc.store import run_statements as sql
 from chatsvc.store import submit
 from chatsvc.store.conversations import GET_CONVERSATION
@@ -124,9 +124,10 @@ class Runs:
         rows = await self._db.query(sql.NOT_ENDED, {"ids": list(response_ids)})
         return set(response_ids) - {row["id"] for row in rows}
 
-    async def queued(self, *, limit: int = 1000) -> list[Run]:
+    async def queued(self, *, limit: int = 1000) -> list[WaitingRun]:
         """All users' waiting runs, oldest first."""
-        return await self._many(sql.QUEUED, {"limit": limit})
+        rows = await self._db.query(sql.QUEUED, {"limit": limit})
+        return [waiting(run_of(row), row["age_s"]) for row in rows]
 
     async def unserved(self, *, patience_s: float = 30.0) -> list[Run]:
         """Runs that wait for a model which no living worker names among its roles (``model:<name>``).

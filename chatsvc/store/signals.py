@@ -25,7 +25,8 @@ NOTIFY_QUEUED: Final = """
     pg_notify('chatsvc', json_build_object('kind', 'queued', 'response_id', run.id, 'model', run.model,
         'waiting', json_build_object('id', run.id, 'user_id', run.user_id, 'tier', run.tier, 'model', run.model,
             'prompt_tokens', run.expected_prompt_tokens, 'max_tokens', run.max_tokens, 'kind', run.kind,
-            'conversation_id', run.conversation_id))::text)
+            'conversation_id', run.conversation_id,
+            'age_s', greatest(0, extract(epoch FROM now() - run.created_at))))::text)
 """
 """Part of a statement that has such a row as ``run``."""
 _FIRST_DELAY_S: Final = 0.05

@@ -7,6 +7,7 @@ import pytest
 from running_scheduler import scheduler
 from store_world import MANY, World, regeneration, stopped
 from streaming import soon
+from structlog.testing import capture_logs
 
 from chatsvc.events import Delta, Error
 from chatsvc.run import RunStatus
@@ -49,6 +50,24 @@ async def test_what_streams_or_has_ended_or_is_deleted_is_left_alone(store, worl
         assert sorted(left) == sorted([ended.id, gone.id])  # nobody need look at them again
         assert (await store.runs.get("alice", streams.id)).status is RunStatus.STREAMING
         assert (await store.runs.get("alice", ended.id)).status is RunStatus.COMPLETE
+
+
+async def test_what_goes_wrong_with_one_is_said_and_the_others_are_refused(store, world, tmp_path):
+    async with scheduler(store, tmp_path) as made:
+        waits, other = [await world.queued(model="elsewhere") for _ in range(2)]
+        find = store.runs.find
+
+        async def broken(run_id):
+            if run_id == waits.id:
+                raise RuntimeError("a bug")
+            return await find(run_id)
+
+        store.runs.find = broken
+        with capture_logs() as logs:
+            await soon(refused(made, waits, other))
+        assert [line["run_id"] for line in logs if line["event"] == "overdue run not refused"] == [waits.id]
+        assert (await store.runs.get(other.user_id, other.id)).status is RunStatus.FAILED
+        assert (await store.runs.get(waits.user_id, waits.id)).status is RunStatus.QUEUED
 
 
 async def test_a_reply_that_was_to_be_gone_on_with_keeps_its_text_in_log_and_store(store, world, tmp_path):

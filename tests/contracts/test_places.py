@@ -13,7 +13,7 @@ from streaming import soon
 
 from chatsvc import ids
 from chatsvc.errors import EngineUnavailable, NotFound, StoreUnavailable
-from chatsvc.run import RunStatus, WaitingRun
+from chatsvc.run import RunStatus, WaitingRun, waiting
 from chatsvc.scheduler import NewMessage
 from chatsvc.scheduler import dispatch as dispatch_module
 from chatsvc.scheduler import service as service_module
@@ -201,6 +201,46 @@ async def test_a_run_that_its_worker_put_back_is_begun_again_without_a_sweep(sto
         ended = await becomes(store, run, RunStatus.COMPLETE)
         assert ended.attempt == 2
         await has_room(store, made)
+
+
+async def test_a_run_that_was_put_back_has_waited_since_it_was_posted_and_not_at_all_once_it_is_stopped(
+    store, tmp_path, monkeypatch
+):
+    posted = []
+    async with scheduler(store, tmp_path, script=ONE_PLACE) as made:
+        made.engine.generate = refuses_to_generate
+        made.replicas.post_again = posted.append
+        monkeypatch.setattr(dispatch_module, "RETRY_S", 0.0)
+        first = (await made.submit(ALICE, (await conversation_of(store)).id, message("m1"))).run
+        await soon(becomes_true(lambda: posted))
+        assert posted[0].id == first.id
+        assert posted[0].age_s > 0
+        monkeypatch.setattr(dispatch_module, "RETRY_S", 0.5)
+        second = (await made.submit(BOB, (await conversation_of(store, BOB)).id, message("m2"))).run
+        await soon(becomes_true(lambda: made.dispatcher._again))
+        assert (await made.stop(BOB.user_id, second.id)).status is RunStatus.STOPPED
+        await asyncio.sleep(0.6)  # it would be posted again by now
+        assert [run.id for run in posted] == [first.id]
+
+
+async def becomes_true(condition):
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def test_a_sweep_that_cannot_read_all_that_wait_forgets_those_that_do_no_more(
+    store, world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dispatch_module, "SWEEP_LIMIT", 2)
+    async with scheduler(store, tmp_path, script="tokens_per_s=1&tokens=500&slots=1") as made:
+        lines = made.dispatcher._lines
+        waits = [await world.queued() for _ in range(5)]
+        await soon(becomes_true(lambda: len(lines) == 4))
+        lines.put(waiting(msgspec.structs.replace(waits[0], id="resp_ended_elsewhere")))
+        assert len(lines) == 5
+        made.dispatcher.sweep_soon()
+        await soon(becomes_true(lambda: "resp_ended_elsewhere" not in lines.ids()))
+        assert len(lines) == 4
 
 
 async def test_a_run_that_was_put_back_has_cost_its_user_nothing(store, tmp_path):

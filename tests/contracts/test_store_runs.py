@@ -23,7 +23,7 @@ from store_world import (
 
 from chatsvc.errors import ConversationBusy, IdempotencyMismatch, NotFound, TooManyReplies, UnknownParent
 from chatsvc.limits import Principal, TierName, Usage
-from chatsvc.run import Checkpoint, RunStatus
+from chatsvc.run import Checkpoint, RunStatus, waiting
 from chatsvc.store import Submitted, open_store
 
 
@@ -252,7 +252,9 @@ async def test_waiting_runs_come_oldest_first_with_their_place_among_those_of_th
     runs = [await world.queued(model=model) for model in ("small", "large", "small", "small", "large")]
     await store.runs.claim([runs[2].id], WORKER)
     assert [run.id for run in await store.runs.queued()] == [runs[n].id for n in (0, 1, 3, 4)]
-    assert [run.id for run in await store.runs.queued(limit=2)] == [runs[0].id, runs[1].id]
+    oldest = await store.runs.queued(limit=2)
+    assert oldest == [waiting(runs[n], one.age_s) for n, one in enumerate(oldest)]
+    assert oldest[0].age_s > oldest[1].age_s > 0
     assert await store.runs.positions() == {runs[0].id: 1, runs[1].id: 1, runs[3].id: 2, runs[4].id: 2}
     assert [run.id for run in await store.runs.open_runs("alice")] == [run.id for run in runs]
 

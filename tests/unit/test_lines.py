@@ -144,6 +144,19 @@ def test_a_discarded_run_is_not_taken_and_an_unknown_model_is_not_waited_for():
     assert (line.take(), len(line)) == ([], 0)
 
 
+def test_a_run_has_waited_since_it_was_posted_not_since_it_was_heard_of():
+    clock = Clock()
+    clock.time = 100.0
+    line = lines(clock, m=Engine(slots=1))
+    line.put(run(1, age_s=30.0))
+    assert [since for _, since in line.line("m").waits()] == [70.0]
+    assert line.take()
+    meter = line.meter("m", "run001")
+    clock.time = 110.0
+    assert meter.age_s == 40.0
+    assert list(line.line("m").delays.look(110.0, []).values()) == [30.0]
+
+
 def test_a_line_knows_how_long_its_runs_waited_and_wait():
     clock = Clock()
     line = lines(clock, m=Engine(slots=1))
