@@ -25,6 +25,10 @@ _log = structlog.get_logger(__name__)
 
 _LOCK: Final = 0x63_68_61_74_73_76_63  # "chatsvc"
 _LOCK_TIMEOUT: Final = "10min"
+_TABLE_LOCK_S: Final = 3.0
+"""A table that others use is waited for so long at a time: whoever comes meanwhile waits behind us."""
+_TABLES_S: Final = 600.0
+"""For so long it is tried again."""
 _RETRY_S: Final = 0.25
 _SAY_EVERY_S: Final = 10.0
 _PERMANENT: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "no password supplied")
@@ -50,7 +54,7 @@ def _migrate(url: str, wait_s: float) -> None:
             encoding = guard.info.parameter_status("server_encoding")
             if encoding != "UTF8":
                 raise ConfigError([f"The database is encoded in {encoding}. Make one with ENCODING 'UTF8'."])
-            _upgrade(url)
+            _upgrade_when_free(url)
     except alembic.util.CommandError as error:
         raise ConfigError([f"The database has a schema that this version of chatsvc does not know: {error}"]) from error
     except (SQLAlchemyError, psycopg.Error) as error:
@@ -60,9 +64,29 @@ def _migrate(url: str, wait_s: float) -> None:
                 f"The database server has no room left to bring the schema up to date: {_one_line(cause)}. Nothing of"
                 " this was kept. Make room on its disk and start again."
             ) from error
+        if isinstance(cause, psycopg.errors.LockNotAvailable):
+            raise StoreUnavailable(
+                f"The schema cannot be brought up to date: for {_TABLES_S:g} s others have held locks on it."
+                " Nothing was changed. Look for long transactions in pg_stat_activity, and start again."
+            ) from error
         if isinstance(cause, psycopg.OperationalError):
             raise StoreUnavailable(f"Postgres went away during the migration: {_one_line(cause)}") from error
         raise ConfigError([f"The database cannot be migrated, and was left as it was: {_one_line(cause)}"]) from error
+
+
+def _upgrade_when_free(url: str) -> None:
+    """Upgrade, and while other transactions have the tables begin again, so that nobody waits behind us for long."""
+    began = time.monotonic()
+    while True:
+        try:
+            return _upgrade(url)
+        except SQLAlchemyError as error:
+            if not isinstance(getattr(error, "orig", None), psycopg.errors.LockNotAvailable):
+                raise
+            if time.monotonic() - began > _TABLES_S:
+                raise
+            _log.warning("the migration waits for tables that other transactions use, and is tried again")
+        time.sleep(_TABLE_LOCK_S)
 
 
 def _upgrade(url: str) -> None:
@@ -70,11 +94,18 @@ def _upgrade(url: str) -> None:
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
     # The URL goes to psycopg as it is: SQLAlchemy would understand another dialect of it.
     engine = sqlalchemy.create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=sqlalchemy.NullPool
+        "postgresql+psycopg://", creator=lambda: _impatient(url), poolclass=sqlalchemy.NullPool
     )
     with engine.connect() as connection:
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")
+
+
+def _impatient(url: str) -> psycopg.Connection:
+    connection = psycopg.connect(url)
+    connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_TABLE_LOCK_S * 1000:.0f}ms",))
+    connection.commit()
+    return connection
 
 
 def _connect(url: str, wait_s: float) -> psycopg.Connection:

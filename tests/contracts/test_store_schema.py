@@ -83,6 +83,37 @@ async def test_a_failed_migration_ends_the_process_with_an_error(empty_postgres_
     assert tables(empty_postgres_url) == {"runs"}
 
 
+async def test_a_migration_waits_for_a_table_without_making_others_wait(postgres_url, scripts, monkeypatch):
+    monkeypatch.setattr(schema, "_TABLE_LOCK_S", 0.2)
+    (scripts / "9999_more.py").write_text(NEXT.format(newest=NEWEST, sql="ALTER TABLE messages ADD COLUMN more int"))
+    async with (
+        await psycopg.AsyncConnection.connect(postgres_url) as long,
+        await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other,
+    ):
+        await long.execute("SELECT count(*) FROM messages")
+        with capture_logs() as logs:
+            migrating = asyncio.create_task(migrate(postgres_url))
+            async with asyncio.timeout(30):
+                while not logs:
+                    await other.execute("SELECT count(*) FROM messages")
+                    await asyncio.sleep(0.01)
+                await long.rollback()
+                await migrating
+    assert "tried again" in logs[0]["event"]
+    assert versions(postgres_url) == [("9999",)]
+
+
+async def test_a_table_that_is_never_free_is_said(postgres_url, scripts, monkeypatch):
+    monkeypatch.setattr(schema, "_TABLE_LOCK_S", 0.05)
+    monkeypatch.setattr(schema, "_TABLES_S", 0.1)
+    (scripts / "9999_more.py").write_text(NEXT.format(newest=NEWEST, sql="ALTER TABLE messages ADD COLUMN more int"))
+    async with await psycopg.AsyncConnection.connect(postgres_url) as long:
+        await long.execute("SELECT count(*) FROM messages")
+        with pytest.raises(StoreUnavailable, match="pg_stat_activity"):
+            await migrate(postgres_url)
+    assert versions(postgres_url) == [(NEWEST,)]
+
+
 async def test_a_schema_of_a_later_version_is_refused(postgres_url, scripts):
     (scripts / "9999_later.py").write_text(NEXT.format(newest=NEWEST, sql="CREATE TABLE later ()"))
     await migrate(postgres_url)
