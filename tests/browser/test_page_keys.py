@@ -35,8 +35,12 @@ async def test_everything_can_be_done_with_the_keyboard_alone(visit, slow_server
     await link.focus()
     await keyboard.press("Tab")
     assert (await focused(tab)).startswith("Actions for No mouse here.")
+    actions = tab.page.locator(":focus")
+    await expect(actions).to_have_attribute("aria-haspopup", "menu")
+    await expect(actions).to_have_attribute("aria-expanded", "false")
     await keyboard.press("Enter")
     assert await focused(tab) == "Pin"
+    await expect(tab.page.locator(".menu-button[aria-expanded=true]")).to_have_count(1)
     await keyboard.press("ArrowUp")
     assert await focused(tab) == "Delete"
     await keyboard.press("Escape")

@@ -124,6 +124,10 @@ async def test_what_is_known_about_the_user_is_listed_added_reworded_deleted_and
     await reworded.fill("I live in Porto.")
     await reworded.press("Enter")
     await expect(tab.button("Reword: I live in Porto.", dialog)).to_be_focused()
+    await tab.button("Reword: I live in Porto.", dialog).tap()
+    await reworded.fill("I live nowhere.")
+    await tab.button("Cancel", dialog).tap()
+    await expect(tab.button("Reword: I live in Porto.", dialog)).to_be_focused()
     await tab.button("Delete: I am called Ada.", dialog).tap()
     await expect(memories).to_have_text(["I live in Porto."])
     async with tab.page.expect_response("**/v1/me"):
