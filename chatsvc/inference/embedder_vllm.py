@@ -27,6 +27,7 @@ class VllmEmbedder(Embedder):
 
     def __init__(self, source: str, options: VllmEmbedderOptions) -> None:
         self.name = f"vllm/{source}"
+        self.unrelated = options.unrelated
         self._source = source
         self._options = options
         self._loading = asyncio.Lock()

@@ -12,16 +12,18 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.context.material import Recalled
 from chatsvc.context.passages import Words, cosines, question_keys
-from chatsvc.context.retrieve import Floats, Postings, best, fused, joined, words_scores
+from chatsvc.context.retrieve import Floats, Postings, best, fused, joined, related, word_shares, words_scores
 from chatsvc.context.words import VERSION, terms
 from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable, StoreUnavailable
@@ -128,7 +130,7 @@ class Recall:
     ) -> tuple[bool, tuple[Recalled, ...]]:
         """What to quote, and whether all that may be found was looked at."""
         embedding = self._embed(question)
-        name = self._embedder.name if self._embedder is not None else None
+        name, unrelated = (self._embedder.name, self._embedder.unrelated) if self._embedder else (None, None)
         chunks = await self._index.chunks(branch, version=VERSION, embedder=name)
         lacking = not chunks or chunks[0].missing > 0 or self._lacks_vectors(chunks)
         if lacking:
@@ -137,10 +139,8 @@ class Recall:
             return False, ()
         vector = await _in_time(embedding)
         passages = sum(chunk.passages for chunk in chunks)
-        if passages > _OFFLOAD:
-            ranked = await asyncio.to_thread(_rank, chunks, question, vector, self._most * _CANDIDATES)
-        else:
-            ranked = _rank(chunks, question, vector, self._most * _CANDIDATES)
+        rank = partial(_rank, chunks, question, vector, self._most * _CANDIDATES, unrelated=unrelated)
+        ranked = await asyncio.to_thread(rank) if passages > _OFFLOAD else rank()
         stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked])
         scored = [Scored(passage, *ranked[passage.place - 1][1:]) for passage in stored]
         chosen = await self._within(scored, budget_tokens, model)
@@ -226,9 +226,18 @@ class Ranked(msgspec.Struct, frozen=True):
 
     starts: list[int]
     scores: Floats
+    related: npt.NDArray[np.bool_] | None
+    """Which of them may have to do with the question; None: not known."""
 
 
-def scores_of(chunks: Sequence[StoredChunk], question: str, vector: Floats | None, *, words: bool = True) -> Ranked:
+def scores_of(
+    chunks: Sequence[StoredChunk],
+    question: str,
+    vector: Floats | None,
+    *,
+    words: bool = True,
+    unrelated: float | None = None,
+) -> Ranked:
     """Score every passage of a branch. ``words`` False: by meaning alone, to compare."""
     wanted = question_keys(question)
     starts: list[int] = []
@@ -245,17 +254,23 @@ def scores_of(chunks: Sequence[StoredChunk], question: str, vector: Floats | Non
         if vector is not None:
             meaning.append(cosines(chunk.vectors, chunk.passages, vector))
         position += chunk.passages
-    by_words = words_scores(np.concatenate(lengths), [joined(parts) for parts in found.values()]) if words else None
-    return Ranked(starts, fused(by_words, np.concatenate(meaning) if vector is not None else None))
+    occurring = [joined(parts) for parts in found.values()]
+    by_words = words_scores(np.concatenate(lengths), occurring) if words else None
+    by_meaning = np.concatenate(meaning) if vector is not None else None
+    known = None
+    if by_meaning is not None and unrelated is not None:
+        known = related(by_meaning, word_shares(position, len(wanted), occurring), unrelated=unrelated)
+    return Ranked(starts, fused(by_words, by_meaning), known)
 
 
 def _rank(
-    chunks: Sequence[StoredChunk], question: str, vector: Floats | None, count: int
+    chunks: Sequence[StoredChunk], question: str, vector: Floats | None, count: int, *, unrelated: float | None
 ) -> list[tuple[tuple[int, int], int, float]]:
-    """The best passages: (chunk, position in it), position in the branch, score."""
-    ranked = scores_of(chunks, question, vector)
+    """The best passages: (chunk, position in it), position in the branch, score. None that are not related."""
+    ranked = scores_of(chunks, question, vector, unrelated=unrelated)
+    scores = ranked.scores if ranked.related is None else np.where(ranked.related, ranked.scores, np.float32(0))
     places: list[tuple[tuple[int, int], int, float]] = []
-    for position in best(ranked.scores, count):
+    for position in best(scores, count):
         number = int(np.searchsorted(ranked.starts, position, side="right")) - 1
         place = chunks[number].id, position - ranked.starts[number]
         places.append((place, position, float(ranked.scores[position])))

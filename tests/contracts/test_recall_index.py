@@ -280,6 +280,19 @@ async def test_what_is_asked_for_while_it_is_indexed_is_not_forgotten(store, wor
     assert rest.through_message_ids == (path[-1],)
 
 
+async def test_for_a_question_that_nothing_has_to_do_with_nothing_is_quoted(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    far, near = "zzzz yyyy vvvv ss", "questions"
+    assert lines(await ask(recall_of(store, embedder), branch, far))  # of this model nothing is known
+    embedder.unrelated = 0.5
+    recall = recall_of(store, embedder)
+    assert await ask(recall, branch, far) == ()
+    assert "User: question 1" in lines(await ask(recall, branch, near))
+
+
 async def test_without_vectors_words_decide_and_the_vectors_are_made_up_for(store, world, embedder):
     conversation = await world.conversation()
     path = await world.turns(conversation, 3)

@@ -26,7 +26,19 @@ from chatsvc.context.passages import (
     passages_of,
     question_keys,
 )
-from chatsvc.context.retrieve import AROUND, K1, B, best, fused, joined, stretched, words_scores
+from chatsvc.context.retrieve import (
+    AROUND,
+    K1,
+    B,
+    Postings,
+    best,
+    fused,
+    joined,
+    related,
+    stretched,
+    word_shares,
+    words_scores,
+)
 from chatsvc.context.words import key, terms
 
 LONG_AGO = datetime(2023, 5, 8, tzinfo=UTC)
@@ -255,3 +267,33 @@ def test_terms_do_not_depend_on_the_form_of_the_text(text):
 @given(st.text(alphabet=string.printable, max_size=200))
 def test_terms_do_not_depend_on_case(text):
     assert terms(text.upper()) == terms(text.lower())
+
+
+@given(talks, sentences)
+def test_a_passage_has_the_whole_of_a_question_s_words_or_a_share_of_them(talk, question):
+    read, wanted = Words(pack([passage(n, text) for n, text in enumerate(talk)]).words), question_keys(question)
+    shares = word_shares(len(talk), len(wanted), [postings for _, postings in read.find(wanted)])
+    assert ((shares >= 0) & (shares <= 1 + 1e-5)).all()
+    for text, share in zip(talk, shares, strict=True):
+        shared = set(terms(text)) & set(terms(question))
+        assert (share > 0) == bool(shared)
+        assert (share > 1 - 1e-5) == (bool(shared) and shared == set(terms(question)))
+
+
+def test_a_rare_word_is_a_larger_share_than_a_common_one():
+    rare, common = Postings(np.array([0]), np.ones(1, np.float32)), Postings(np.arange(1, 9), np.ones(8, np.float32))
+    shares = word_shares(20, 3, [rare, common])
+    assert shares[0] > shares[1] > shares[9] == 0
+    assert shares[0] + shares[1] < 1  # the third word is nowhere
+
+
+def test_a_passage_is_related_by_its_meaning_or_words_or_those_of_its_window_and_when_nothing_is_known():
+    far, none = np.full(20, 0.1, np.float32), np.zeros(20, np.float32)
+    assert not related(far, none, unrelated=0.25).any()
+    for near in (0.3, np.nan):
+        cosines = far.copy()
+        cosines[10] = near
+        assert list(np.flatnonzero(related(cosines, none, unrelated=0.25))) == list(range(10 - AROUND, 11 + AROUND))
+    shares = none.copy()
+    shares[0] = 0.5
+    assert list(np.flatnonzero(related(far, shares, unrelated=0.25))) == list(range(AROUND + 1))
