@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 DEFAULT_BYTES: Final = 64 * 2**20
-"""About ten million tokens of English: some hundred long conversations."""
+"""About four million tokens of English, each of which stands in a message and again in a prompt's section: some tens of
+long conversations. What was deleted stays in memory until others push it out."""
 _SHORT_CHARS: Final = 8
 """Shorter texts are tokenized as fast as they are looked up."""
 
@@ -41,7 +42,7 @@ class TokenCache:
                 self._known.move_to_end(text)
                 return known
             self.misses += len(text)
-        fresh = array("Q", self._encode(text))
+        fresh = array("I", self._encode(text))
         size = _size(text, fresh)
         with self._lock:
             if size <= self._most_bytes and text not in self._known:
