@@ -36,8 +36,8 @@ _log = structlog.get_logger(__name__)
 LOWEST: Final = TierName.FREE
 _LOOK_FROM: Final = 0.5
 """Of what starts a fold: after a shorter prompt and reply nobody looks."""
-_LONGEST_REPLY: Final = 0.5
-"""Of the window: more room than that is not made for the reply that a request asks for."""
+_LEAST_ROOM: Final = 0.5
+"""Of the usual room for history: more is not given up for the replies that requests ask for."""
 _TASK_TOKENS: Final = 400
 """What the summariser is told beside its material, about."""
 
@@ -226,11 +226,14 @@ class Folds:
     ) -> Budget:
         """What the next prompt has room for, beside a usual reply or a longer one."""
         window = engine.limits.most
-        longer = min(max_tokens or 0, int(_LONGEST_REPLY * window))
+        system_tokens = await self._prompts.system_tokens(conversation, model, engine)
+        reserve = reply_reserve(window, None)
+        longest = window - system_tokens - int(_LEAST_ROOM * (window - system_tokens - reserve))
+        reply = min(max_tokens or 0, longest)
         return split(
             window=window,
-            system_tokens=await self._prompts.system_tokens(conversation, model, engine),
-            requested=longer if longer > reply_reserve(window, None) else None,
+            system_tokens=system_tokens,
+            requested=reply if reply > reserve else None,
             recall_tokens=self._config.recall_tokens,
             step_tokens=self._config.fold_step_tokens,
         )

@@ -159,3 +159,12 @@ async def test_no_conversation_ends_the_looking(error):
     assert not running.done()
     assert len(shelf.queued) == 1
     running.cancel()
+
+
+async def test_for_whatever_reply_is_asked_half_of_the_usual_room_is_not_folded_away():
+    """Else every turn would be folded by itself."""
+    window, system = WINDOW, 3000
+    usual = (window - system - window // 4) // 2
+    short = [10, 90] * (int(usual * 0.7) // 110)
+    for max_tokens in (window // 2, window - 3500, window):
+        assert not await folded(Shelf(*short, system_prompt=words(system)), max_tokens)
