@@ -71,12 +71,14 @@ class TransformersEngine(Engine):
         progress(f"{self._model}: loading into memory")
         self._batch = batch = await load_in_thread(lambda: self._load(source), lambda loaded: loaded.close())
         self._tokenizer = ChatTokenizer(batch.tokenizer)
-        window = min(self._options.window or batch.window, batch.window, self._options.kv_tokens)
+        kv_tokens = self._options.kv_tokens // batch.page_tokens * batch.page_tokens
+        window = min(self._options.window or batch.window, batch.window, kv_tokens)
         self._limits = EngineLimits(
             model=self._model,
             window=window,
             slots=self._options.slots,
-            kv_tokens=self._options.kv_tokens,
+            kv_tokens=kv_tokens,
+            kv_block=batch.page_tokens,
             **({} if self._source else EMBEDDED_HABITS),
         )
         progress(f"{self._model}: warming up")

@@ -65,6 +65,7 @@ class TransformersBatch:
         self._model: Any = model.to(self._device).eval()
         self._ends = self._end_tokens()
         self.window = int(getattr(model.config.get_text_config(), "max_position_embeddings", options.kv_tokens))
+        self.page_tokens = _PAGE_TOKENS
         self._cached: dict[str, list[int]] = {}
         """Per running request: nothing yet, or what the prefix cache served."""
         self._manager: Any = self._model.init_continuous_batching(
