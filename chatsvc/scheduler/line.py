@@ -246,7 +246,7 @@ class Line:
 
     def _begin(self, demand: Demand, *, shared: bool) -> None:
         waits = self._waiting[demand.run_id]
-        self._leave(demand.run_id, begins=True)
+        self._leave(demand.run_id)
         came = ""
         if waits.home == self._neighbours.me:
             came = "home" if shared else ""
@@ -256,22 +256,27 @@ class Line:
         self._begun[demand.run_id] = self._clock.monotonic(), came, waits.since
         self.flights.begin(waits.run)
 
-    def _leave(self, run_id: str, *, begins: bool = False) -> None:
+    def _leave(self, run_id: str) -> _Waits | None:
         waits = self._waiting.pop(run_id, None)
-        if waits is None:
-            return
-        self.waiting_at.less(waits.home)
-        if begins and waits.run.kind is RunKind.REPLY:
-            now = self._clock.monotonic()
-            self.delays.begins(waits.run.tier, now - waits.since, now)
+        if waits is not None:
+            self.waiting_at.less(waits.home)
+        return waits
+
+    def _note_wait(self, run: WaitingRun, waited_s: float) -> None:
+        """A run has begun, here or elsewhere."""
+        if run.kind is RunKind.REPLY:
+            self.delays.begins(run.tier, waited_s, self._clock.monotonic())
 
     # What they receive --------------------------------------------------------------------------------------------
 
     def claimed(self, run_id: str) -> None:
         """A run that was taken is ours, by the word of Postgres."""
         self.flights.claimed(run_id)
-        if run_id in self._begun and (came := self._begun[run_id][1]):
-            self.came[came] += 1
+        if run_id in self._begun:
+            at, came, since = self._begun[run_id]
+            self._note_wait(self.flights.own[run_id].run, at - since)
+            if came:
+                self.came[came] += 1
 
     def started(self, run_id: str, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has read the prompt."""
@@ -303,5 +308,5 @@ class Line:
 
     def hear(self, replica_id: str, held: Held) -> None:
         """Another replica tells of a run of its own."""
-        if self.flights.hear(replica_id, held, self.demand(held.run)):
-            self._leave(held.run.id, begins=True)
+        if self.flights.hear(replica_id, held, self.demand(held.run)) and (waits := self._leave(held.run.id)):
+            self._note_wait(waits.run, self._clock.monotonic() - waits.since)

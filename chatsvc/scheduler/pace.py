@@ -63,10 +63,10 @@ class Pace:
         least first. ``elsewhere`` is what other replicas deliver in a second; without an engine ``here`` it is all.
         None before the speed is known.
         """
-        own = self.per_second() if here else 0.0
-        if own is None or not left or own + elsewhere <= 0:
+        # What is not known of this engine counts as nothing, as it does for those that hear of it.
+        speed = elsewhere + ((self.per_second() or 0.0) if here else 0.0)
+        if not left or speed <= 0:
             return None
-        speed = own + elsewhere
         if position <= len(left):
             return round(left[position - 1] * len(left) / speed, 1)
         mean = service_ahead / (position - 1)

@@ -152,6 +152,7 @@ def test_a_run_has_waited_since_it_was_posted_not_since_it_was_heard_of():
     assert [since for _, since in line.line("m").waits()] == [70.0]
     assert line.take()
     meter = line.meter("m", "run001")
+    meter.claimed()
     clock.time = 110.0
     assert meter.age_s == 40.0
     assert list(line.line("m").delays.look(110.0, []).values()) == [30.0]
@@ -168,9 +169,15 @@ def test_a_line_knows_how_long_its_runs_waited_and_wait():
     assert [(each.id, since) for each, since in queue.waits()] == [("run002", 0), ("run003", 0), ("run004", 0)]
     clock.time = 8.0
     line.discard("run003")
-    for ended in ("run001", "run002", "run004"):
-        line.meter("m", ended).end(complete=True)
-        line.take()
+    under_way = ["run001"]
+    while under_way:
+        meter = line.meter("m", under_way.pop())
+        meter.claimed()
+        meter.end(complete=True)
+        under_way += [run_id for _, run_id in line.take()]
+    # Nor does a place that was not used, or a run that another process had already.
+    assert line.take_at_once(run(5))
+    line.meter("m", "run005").refund()
     assert list(queue.waits()) == []
     # One began at once and one after 8 s. The one that was discarded does not count, and neither does work that nobody
     # waits for.

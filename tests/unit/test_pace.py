@@ -36,6 +36,10 @@ def test_nothing_is_foretold_before_the_speed_is_known(pace, time):
     assert pace.wait_s(1, 0, [100.0]) is None
 
 
+def test_with_a_free_place_here_the_pace_of_the_others_counts(pace):
+    assert pace.wait_s(1, 0, [100.0], elsewhere=10.0) == pace.wait_s(1, 0, [100.0], elsewhere=10.0, here=False) == 10.0
+
+
 def test_the_next_starts_when_the_run_with_the_least_left_ends(pace, time):
     deliver(pace, time, 10, 40.0)  # four runs, ten units a second each
     left = [50.0, 100.0, 200.0, 300.0]
