@@ -38,6 +38,7 @@ from chatsvc.store.records import (
     Submission,
     Submitted,
 )
+from chatsvc.store.rehearsal import rehearse
 from chatsvc.store.runs import Runs
 from chatsvc.store.schema import migrate
 from chatsvc.store.secrets import Secrets
@@ -109,7 +110,7 @@ async def open_store(
     Every command takes about ``timeout_s`` at most, and raises ``StoreUnavailable`` when it cannot be done. Leases have
     a connection of their own beside the ``pool_size`` others: no load on those may cost a worker its runs.
     """
-    database = Database(url, size=pool_size, timeout_s=timeout_s)
+    database = Database(url, size=pool_size, timeout_s=timeout_s, prepare=rehearse)
     leases = Database(url, size=1, timeout_s=min(timeout_s, LEASE_TIMEOUT_S))
     try:
         await database.wait(wait_s)

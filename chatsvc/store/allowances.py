@@ -18,7 +18,7 @@ import msgspec
 from chatsvc.errors import QueueFull, QuotaExceeded, TooManyReplies
 from chatsvc.limits import Allowance, ServiceCost, Shortage, Tier, Usage
 from chatsvc.run import RunKind
-from chatsvc.store.pool import Connection, Database, Row, fetch
+from chatsvc.store.pool import Connection, Database, Row, fetch, int4
 from chatsvc.store.records import statement
 
 _STEP: Final = timedelta(minutes=5)
@@ -144,10 +144,10 @@ class Allowances:
 def tier_params(tier: Tier) -> dict[str, Any]:
     """The tier's limits by the names that the statements here use."""
     return {
-        "max_open": tier.max_open_replies,
-        "budget": tier.budget,
+        "max_open": int4(tier.max_open_replies),
+        "budget": float(tier.budget),
         "window": _window(tier),
-        "max_queued": tier.max_queued,
+        "max_queued": int4(tier.max_queued),
     }
 
 

@@ -25,6 +25,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
+from psycopg.types.numeric import Int4
 
 from chatsvc.errors import NotFound, StoreFull, StoreUnavailable
 
@@ -48,6 +49,7 @@ _CROWDED: Final = ("too many", "connection slots")
 """Words of a server that refuses one more connection. They have no code at this stage of a connection."""
 _ROOM_PROBE: Final = "SELECT count(*) FROM (SELECT n FROM generate_series(1, 100000) AS n ORDER BY n DESC OFFSET 0) s"
 """Sorts more than fits the memory it gets: needs a few MB of the server's disk for a moment, and no rights."""
+_INT4: Final = 1 << 31
 _OURS: Final = (pg.ProgramLimitExceeded,)
 """Operational by class, but the fault of the command: it would fail for ever."""
 
@@ -55,8 +57,17 @@ _OURS: Final = (pg.ProgramLimitExceeded,)
 class Database:
     """At most ``size`` connections, in autocommit: a statement is a transaction unless ``transaction`` says more."""
 
-    def __init__(self, url: str, *, size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int,
+        timeout_s: float,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
+        """``prepare`` is done on each new connection before anybody gets it."""
         self._url = url
+        self._prepare = prepare
         self._timeout_s = timeout_s
         self._size = size
         self._slots = asyncio.Semaphore(size)
@@ -117,9 +128,7 @@ class Database:
         A new one takes some ten steps of the event loop: quick at the start, slow under load.
         """
         wanted = range(min(count, self._size) - self.open)
-        made = await asyncio.gather(
-            *(connect(self._url, timeout_s=self._timeout_s) for _ in wanted), return_exceptions=True
-        )
+        made = await asyncio.gather(*(self._new() for _ in wanted), return_exceptions=True)
         for connection in made:
             if not isinstance(connection, BaseException):
                 await self._give(connection)
@@ -248,11 +257,21 @@ class Database:
         self._connecting.discard(task)
         self._connect_more()
 
+    async def _new(self) -> Connection:
+        connection = await connect(self._url, timeout_s=self._timeout_s)
+        if self._prepare is not None:
+            try:
+                await self._prepare(connection)
+            except BaseException:
+                await connection.close()
+                raise
+        return connection
+
     async def _connect(self) -> None:
         refused = None
         self._trying += 1
         try:
-            connection = await connect(self._url, timeout_s=self._timeout_s)
+            connection = await self._new()
         except Exception as error:  # noqa: BLE001 - it is raised by who waits
             refused = error
         finally:
@@ -277,6 +296,7 @@ async def connect(url: str, *, timeout_s: float) -> Connection:
         row_factory=dict_row,
         client_encoding="utf8",
         connect_timeout=max(2, round(timeout_s)),
+        prepare_threshold=0,
         keepalives_idle=30,
         tcp_user_timeout=milliseconds,
         application_name="chatsvc",
@@ -284,6 +304,8 @@ async def connect(url: str, *, timeout_s: float) -> Connection:
     try:
         await connection.execute(
             "SELECT set_config('statement_timeout', %(ms)s, false), set_config('TimeZone', 'UTC', false),"
+            # Each statement has one good plan. Planning anew for the values at hand costs more than running it.
+            " set_config('plan_cache_mode', 'force_generic_plan', false),"
             # A process that was stopped in the middle of a transaction must not keep its locks from the others.
             " set_config('idle_in_transaction_session_timeout', %(ms)s, false)",
             {"ms": milliseconds},
@@ -307,6 +329,13 @@ async def _rows(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
 async def _ask_for_room(connection: Connection) -> None:
     await connection.execute("SET LOCAL work_mem = '64kB'")
     await connection.execute(_ROOM_PROBE)
+
+
+def int4(value: int | None) -> int | None:
+    """A number that is sent as ``integer`` whatever its size: by default each size has a type, and so a plan."""
+    if value is None or not -_INT4 <= value < _INT4:
+        return value  # the column decides whether it takes so large a number
+    return Int4(value)
 
 
 def _readable(connection: Connection) -> bool:

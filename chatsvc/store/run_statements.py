@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from psycopg.types.numeric import Int8
+
 from chatsvc.events import clean_text
 from chatsvc.run import Outcome
 from chatsvc.store.allowances import LEDGER
+from chatsvc.store.pool import int4
 from chatsvc.store.records import statement
 from chatsvc.store.signals import NOTIFY_QUEUED
 
@@ -248,11 +251,11 @@ def end_params(run_id: str, outcome: Outcome) -> dict[str, Any]:
         "id": run_id,
         "status": outcome.status,
         "text": clean_text(outcome.text),
-        "last_seq": outcome.last_seq,
+        "last_seq": Int8(outcome.last_seq),
         "finish_reason": outcome.finish_reason,
         "error_code": outcome.error_code,
         "error_message": None if outcome.error_message is None else clean_text(outcome.error_message),
-        "prompt_tokens": outcome.usage.prompt_tokens,
-        "cached_tokens": outcome.usage.cached_tokens,
-        "output_tokens": outcome.usage.output_tokens,
+        "prompt_tokens": int4(outcome.usage.prompt_tokens),
+        "cached_tokens": int4(outcome.usage.cached_tokens),
+        "output_tokens": int4(outcome.usage.output_tokens),
     }

@@ -25,7 +25,7 @@ from chatsvc.events import clean_text
 from chatsvc.limits import Tier
 from chatsvc.run import RunStatus
 from chatsvc.store.allowances import MAY, STANDING, allowance_of, refuse, tier_params
-from chatsvc.store.pool import Connection, Database, Row, fetch
+from chatsvc.store.pool import Connection, Database, Row, fetch, int4
 from chatsvc.store.records import Regeneration, Submission, Submitted, json_of, run_of, statement
 from chatsvc.store.signals import NOTIFY_QUEUED
 from chatsvc.store.users import TOUCH
@@ -109,20 +109,25 @@ class Moved(Exception):
 
 async def submit(database: Database, submission: Submission) -> Submitted:
     """Write a user message, its answer and the run. For what is raised see ``Runs.submit``."""
-    params = _params(submission) | {
+    write, params = writing(submission)
+    _, written = await database.batch((TOUCH, params), (write, params))
+    if written:
+        return _submitted(written[0], submission)
+    return await database.transaction(lambda connection: _refuse(connection, params, submission.tier))
+
+
+def writing(submission: Submission) -> tuple[str, dict[str, Any]]:
+    """The statement that writes all rows of a message or, when something is wrong, none; and its parameters."""
+    return _WRITE, _params(submission) | {
         "content": clean_text(submission.content),
         "parent_id": submission.parent_id,
         "at_head": submission.at_head,
-        "user_tokens": submission.user_tokens,
+        "user_tokens": int4(submission.user_tokens),
         "continues_message_id": None,
         "title": None if submission.title is None else clean_text(submission.title),
         "conversation_id": submission.conversation_id,
         "after": None,
     }
-    _, written = await database.batch((TOUCH, params), (_WRITE, params))
-    if written:
-        return _submitted(written[0], submission)
-    return await database.transaction(lambda connection: _refuse(connection, params, submission.tier))
 
 
 async def _refuse(connection: Connection, params: dict[str, Any], tier: Tier) -> Submitted:
@@ -201,12 +206,12 @@ def _params(request: Submission | Regeneration) -> dict[str, Any]:
     return {
         **msgspec.structs.asdict(request.principal),
         **tier_params(request.tier),
-        "charge": request.charge,
+        "charge": float(request.charge),
         "client_msg_id": clean_text(request.client_msg_id),
         "request_hash": request.request_hash,
         "model": clean_text(request.model),
-        "expected_prompt_tokens": request.prompt_tokens,
-        "max_tokens": request.max_tokens,
+        "expected_prompt_tokens": int4(request.prompt_tokens),
+        "max_tokens": int4(request.max_tokens),
         "temperature": request.temperature,
         "background": request.background,
         "user_message_id": request.user_message_id,
