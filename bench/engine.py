@@ -3,7 +3,8 @@
     python bench/engine.py [--streams 1,8,32] [--rounds 6] [--tokens 64] [--json]
 
 Both are asked over HTTP, in turn, with the same prompts, greedy, the same number of tokens: vLLM by one streaming POST
-of chat completions; chatsvc, embedded Postgres and Valkey included, by POST of the message and GET of its stream. The
+of chat completions; chatsvc, embedded Postgres and Valkey included, by POST of the message and GET of its stream, each
+stream another user's. The
 time to the first token runs from the POST in both cases. Both servers run all the time; the one not asked is idle.
 """
 
@@ -26,7 +27,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine_ask import Ask, ask_chatsvc, ask_vllm, new_conversations
+from engine_ask import Ask, Conversation, ask_chatsvc, ask_vllm, new_conversations
 from measure import free_port
 
 from chatsvc.inference.embedded_model import EMBEDDED_MODEL, unpack_embedded_model
@@ -87,7 +88,7 @@ def answers(url: str) -> bool:
         return False
 
 
-async def run_round(ask: Ask, port: int, prompts: list[str], tokens: int, conversations: list[str]) -> Round:
+async def run_round(ask: Ask, port: int, prompts: list[str], tokens: int, conversations: list[Conversation]) -> Round:
     """All prompts at once; connections are made before the clock starts."""
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in prompts]
     began = time.perf_counter()
@@ -145,7 +146,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "CHATSVC_DATA_DIR": str(data_dir),
             "CHATSVC_PORT": str(ports["chatsvc"]),
             "CHATSVC_LOG_LEVEL": "warning",
-            "CHATSVC_TIERS_PRO_MAX_OPEN_REPLIES": "1000",
+            "CHATSVC_AUTH": "proxy",
         }
         theirs = (
             f"--model {model} --served-model-name m --host 127.0.0.1 --port {ports['vllm']} --uvicorn-log-level warning"

@@ -11,6 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 
+class Conversation(NamedTuple):
+    """A conversation and whose it is."""
+
+    user: str
+    id: str
+
+
 class Reply(NamedTuple):
     """Seconds from the POST to the first text, and the tokens that the server says it made."""
 
@@ -19,13 +26,18 @@ class Reply(NamedTuple):
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Ask = Callable[[Connection, str, str, int], Awaitable[Reply]]
+Ask = Callable[[Connection, Conversation, str, int], Awaitable[Reply]]
 """Takes connection, conversation, prompt and the number of tokens."""
 
 
-def request(method: str, path: str, body: Any = None) -> bytes:
+def request(method: str, path: str, body: Any = None, user: str = "nobody") -> bytes:
     payload = b"" if body is None else json.dumps(body).encode()
-    lines = (f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json")
+    lines = (
+        f"{method} {path} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"x-forwarded-user: {user}",
+    )
     return "\r\n".join((*lines, f"content-length: {len(payload)}", "", "")).encode() + payload
 
 
@@ -40,7 +52,7 @@ async def answer(reader: asyncio.StreamReader) -> Any:
     return body
 
 
-async def ask_vllm(connection: Connection, _: str, prompt: str, tokens: int) -> Reply:
+async def ask_vllm(connection: Connection, _: Conversation, prompt: str, tokens: int) -> Reply:
     reader, writer = connection
     body = {
         "model": "m",
@@ -65,13 +77,13 @@ async def ask_vllm(connection: Connection, _: str, prompt: str, tokens: int) -> 
     return Reply(first, used)
 
 
-async def ask_chatsvc(connection: Connection, conversation: str, prompt: str, tokens: int) -> Reply:
+async def ask_chatsvc(connection: Connection, conversation: Conversation, prompt: str, tokens: int) -> Reply:
     reader, writer = connection
     body = {"content": prompt, "client_msg_id": uuid.uuid4().hex, "max_tokens": tokens, "temperature": 0}
     began = time.perf_counter()
-    writer.write(request("POST", f"/v1/conversations/{conversation}/messages", body))
+    writer.write(request("POST", f"/v1/conversations/{conversation.id}/messages", body, conversation.user))
     started = await answer(reader)
-    writer.write(request("GET", started["stream_url"]))
+    writer.write(request("GET", started["stream_url"], user=conversation.user))
     first = 0.0
     ending = False
     async for line in reader:
@@ -87,11 +99,13 @@ async def ask_chatsvc(connection: Connection, conversation: str, prompt: str, to
     sys.exit("a stream ended early")
 
 
-async def new_conversations(port: int, count: int) -> list[str]:
+async def new_conversations(port: int, count: int) -> list[Conversation]:
+    """One each for so many users."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     made = []
-    for _ in range(count):
-        writer.write(request("POST", "/v1/conversations", {}))
-        made.append((await answer(reader))["id"])
+    for number in range(count):
+        user = f"user-{number}"
+        writer.write(request("POST", "/v1/conversations", {}, user))
+        made.append(Conversation(user, (await answer(reader))["id"]))
     writer.close()
     return made

@@ -38,6 +38,7 @@ from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
+from chatsvc.scheduler.turnstile import Turnstile
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
 
 STOPPING_WAIT_S: Final = 1.0
@@ -83,6 +84,7 @@ class Submitter:
         cost: ServiceCost,
     ) -> None:
         self._cost = cost
+        self._turnstile = Turnstile()
         self._check_log = check_log
         self._dispatcher = dispatcher
         self._replicas = replicas
@@ -378,7 +380,8 @@ class Submitter:
         give_up = loop.time() + STOPPING_WAIT_S
         while True:
             try:
-                return await submit()
+                async with self._turnstile.turn():
+                    return await submit()
             except Moved as error:
                 if loop.time() >= give_up:
                     raise StoreUnavailable("The conversation is changing too fast. Try again.") from error
