@@ -111,6 +111,7 @@ def longest_wait_s(ended):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_without_swinging(
     start_server, client, tmp_path
 ):
@@ -124,7 +125,7 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
         ),
         CHATSVC_DEGRADATION_INTERVAL_S="0.5",
         CHATSVC_DEGRADATION_RECOVER_S="2",
-        CHATSVC_TIERS_FREE_QUEUE_TARGET_S="0.8",
+        CHATSVC_TIERS_FREE_QUEUE_TARGET_S="0.3",
     )
     one_reply_s = 0.5
     halved, restored, steps = asyncio.Event(), asyncio.Event(), []
@@ -132,7 +133,8 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
 
     async def load(ended, until):
         async with asyncio.TaskGroup() as tasks:
-            for number in range(5):
+            # As many as there are places: with all of them nobody waits, however slow the machine is.
+            for number in range(3):
                 tasks.create_task(chat(user(client, server, f"free-{number}", FREE), ended[FREE], until))
             tasks.create_task(chat(user(client, server, "pro", PRO), ended[PRO], until, pause_s=0.1))
 
