@@ -1,6 +1,7 @@
 """Postgres, the system of record. ``Store`` is the door of this room; one method is one transaction.
 
     pool.py           connections, limits, errors     schema.py    the migrations
+    rehearsal.py      new connections, ready for use
     records.py        what goes in and out            submit.py    starting a run: every check, then every row
     conversations.py  trees and lists                 runs.py      a run's life; its SQL in run_statements.py
     summaries.py      folds: queued and committed     views.py     a branch from its summary on
