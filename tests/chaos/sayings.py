@@ -6,12 +6,11 @@ import msgspec
 
 from chaos.history import History, Saying
 from chaos.servers import MODELS
-from chatsvc.context.assemble import assemble
 from chatsvc.context.budget import reply_limit
-from chatsvc.conversation import Message
+from chatsvc.conversation import Message, Role
 from chatsvc.inference.base import Engine
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
-from chatsvc.prompt import Sampling
+from chatsvc.prompt import ChatMessage, Sampling
 
 
 async def say_all(history: History) -> dict[str, Saying]:
@@ -43,7 +42,9 @@ async def _engine(name: str) -> Engine:
 async def _say(
     engine: Engine, system_prompt: str | None, shown: tuple[Message, ...], kept: str, max_tokens: int | None
 ) -> Saying:
-    prompt = await engine.render(assemble(system_prompt, shown))
+    # Put together here and not by what is being checked: these conversations are too short to be folded.
+    system = [ChatMessage(Role.SYSTEM, system_prompt)] if system_prompt else []
+    prompt = await engine.render([*system, *(ChatMessage(message.role, message.content) for message in shown)])
     limit = reply_limit(prompt_tokens=prompt.tokens, window=engine.limits.window, requested=max_tokens)
     text, tokens, finish_reason = "", 0, ""
     async for chunk in engine.generate(prompt, Sampling(max_tokens=limit), "checked"):
