@@ -6,6 +6,9 @@ from typing import Any
 
 from playwright.async_api import Locator, Page, expect
 
+LAN_NAME = "chat.lan"
+"""Leads to this machine in the browsers of these tests; not localhost, so an insecure origin."""
+
 # Copying is watched at the door the page uses. On plain HTTP from a LAN there is no such door.
 WATCH_CLIPBOARD = """
 Object.defineProperty(navigator, "clipboard", {

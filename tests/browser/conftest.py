@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from chat_page import WATCH_CLIPBOARD, ChatPage
+from chat_page import LAN_NAME, WATCH_CLIPBOARD, ChatPage
 from playwright.async_api import async_playwright, expect
 from server import ServerProcess
 
 import chatsvc
 
-LAN_NAME = "chat.lan"
 FLAGS = [
     "--headless",
     "--no-sandbox",

@@ -1,8 +1,7 @@
 """Colours, narrow screens, long conversations, plain HTTP, and life under a path."""
 
 import pytest
-from chat_page import ChatPage
-from conftest import LAN_NAME
+from chat_page import LAN_NAME, ChatPage
 from contrast import worst_contrast
 from playwright.async_api import expect
 from stand_ins import conversation_of

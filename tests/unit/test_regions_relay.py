@@ -1,214 +1,17 @@
-"""Asking another region and passing its stream on, against stand-ins that answer, break and fall silent as told.
-
-Over 400 lines: the stand-ins for the far side serve all cases.
-"""
+"""Passing another region's stream on, whole or not at all, and letting go of it."""
 
 import asyncio
 import re
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from region_stand_ins import END, PATH, STREAM_HEAD, Pipe, chunk, follow, frame, region
 
-from chatsvc.api.region_client import ConnectionFailed, RegionClient
-from chatsvc.api.region_peer import Peer, RegionUnreachable
-from chatsvc.api.region_relay import ClientGone, Progress, StreamRequest, relay, unless
-from chatsvc.api.region_trust import RegionTrust
+from chatsvc.api.region_relay import ClientGone, Progress, unless
 from chatsvc.api.sse import Streams
-from chatsvc.clock import SystemClock
-from chatsvc.streamlog.subscription import Overrun
-
-PATH = "/v1/responses/resp_eu_0/stream"
-JSON = b'{"status":"complete"}'
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
-
-
-def answer(status, body, media_type="application/json"):
-    head = f"HTTP/1.1 {status} X\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def problem(status, code):
-    return answer(status, msgspec.json.encode({"code": code}), "application/problem+json")
-
-
-def chunk(data):
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def frame(seq, name="delta"):
-    return b"id: %d\nevent: %b\ndata: {}\n\n" % (seq, name.encode())
-
-
-class StandIn:
-    """Answers every request with ``script``: bytes, then whatever else it awaits. Remembers requests."""
-
-    def __init__(self, script):
-        self.script = script
-        self.requests = []
-        self.left = asyncio.Event()
-        """A client closed its connection."""
-
-    @asynccontextmanager
-    async def running(self):
-        tasks = set()
-
-        async def serve(reader, writer):
-            tasks.add(asyncio.current_task())
-            try:
-                self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
-                if callable(self.script):
-                    await self.script(reader, writer)
-                else:
-                    writer.write(self.script)
-                await writer.drain()
-                await reader.read()
-                self.left.set()
-            except OSError:
-                self.left.set()
-            finally:
-                writer.transport.abort()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            server.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def region(*scripts, first_byte_s=5.0):
-    """A peer whose replicas do as they are told, asked in the order given."""
-    async with AsyncExitStack() as stack:
-        replicas = [await stack.enter_async_context(StandIn(script).running()) for script in scripts]
-        clock = SystemClock()
-        peer = Peer(
-            "eu",
-            [replica.url for replica in replicas],
-            client=RegionClient(connect_s=2, first_byte_s=first_byte_s),
-            trust=RegionTrust("s" * 32, clock, region="us"),
-            monotonic=clock.monotonic,
-        )
-        peer._in_turn = lambda: list(peer._replicas)
-        yield peer, replicas
-
-
-class Pipe:
-    """A client that takes as much as it is allowed to."""
-
-    def __init__(self, room=1 << 30):
-        self.frames = b""
-        self.closed = False
-        self.room = room
-        self.news = asyncio.Event()
-        self._callback = None
-
-    def on_close(self, callback):
-        self._callback = callback
-
-    def write(self, frames):
-        self.frames += frames
-        self.news.set()
-        return not self.closed
-
-    async def drain(self):
-        while len(self.frames) > self.room and not self.closed:
-            await asyncio.sleep(3600)
-        if self.closed:
-            raise Overrun
-
-    def close(self):
-        self.closed = True
-        self._callback()
-
-    async def until(self, part):
-        while part not in self.frames:
-            self.news.clear()
-            await self.news.wait()
-
-
-async def follow(peer, pipe, *, cursor=0, idle_s=5.0):
-    """As ``Regions`` does; what was noted."""
-    noted = []
-    request = StreamRequest(peer, PATH, "tok en", None)
-    async with asyncio.timeout(30), AsyncExitStack() as stack:
-        first, _ = await stack.enter_async_context(request.ask(cursor))
-        await relay(request, first, pipe, stack, cursor=cursor, idle_s=idle_s, note=noted.append)
-    return noted
-
-
-async def get(peer):
-    async with asyncio.timeout(30), peer.ask("GET", "/v1/responses/resp_eu_0", None) as (found, body):
-        return found.status, body
-
-
-# --- one answer ---
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        problem(503, "store_unavailable"),
-        answer(502, b"<h1>Bad gateway</h1>", "text/html"),
-        answer(200, b"<h1>Sign in</h1>", "text/html"),
-        answer(302, b"", "text/html"),
-        problem(401, "region_refused"),
-        b"nonsense\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{}",
-        answer(200, b" " * (2 << 20)),
-        b"",
-    ],
-    ids=["503", "gateway", "page", "redirect", "refused", "nonsense", "short", "too long", "silence"],
-)
-async def test_a_replica_that_gives_nothing_fit_to_pass_on_is_passed_over(bad):
-    async def say(reader, writer):
-        writer.write(bad)
-        await writer.drain()
-        if bad:
-            writer.close()
-
-    async with region(say, answer(200, JSON), first_byte_s=0.2) as (peer, replicas):
-        assert await get(peer) == (200, JSON)
-        assert [len(replica.requests) for replica in replicas] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("good", "status"),
-    [
-        (answer(200, JSON), 200),
-        (answer(202, JSON), 202),
-        (problem(404, "not_found"), 404),
-        (problem(401, "not_authenticated"), 401),
-        (problem(508, "loop_detected"), 508),
-        (b"HTTP/1.1 204 X\r\n\r\n", 204),
-    ],
-)
-async def test_what_a_server_of_ours_says_is_passed_on_and_no_other_is_asked(good, status):
-    async with region(good, answer(200, b"{}")) as (peer, replicas):
-        assert (await get(peer))[0] == status
-        assert replicas[1].requests == []
-
-
-async def test_when_all_replicas_fail_their_own_words_are_passed_on_if_they_have_any():
-    async with region(problem(503, "store_unavailable"), answer(502, b"", "text/html")) as (peer, _):
-        assert await get(peer) == (503, b'{"code":"store_unavailable"}')
-    async with region(answer(502, b"", "text/html")) as (peer, _):
-        with pytest.raises(RegionUnreachable):
-            await get(peer)
-
-
-async def test_nobody_there_is_unreachable_at_once():
-    async with region(b"") as (peer, _):
-        pass
-    with pytest.raises(RegionUnreachable):
-        await get(peer)
 
 
 async def test_the_request_asks_for_no_compression_and_carries_cursor_and_token():
@@ -219,31 +22,6 @@ async def test_the_request_asks_for_no_compression_and_carries_cursor_and_token(
     assert "accept-encoding: identity\r\n" in request
     assert len(re.findall(r"(?m)^x-chatsvc-region: \S+\r$", request)) == 1
     assert "cookie" not in request
-
-
-async def test_replicas_that_failed_are_asked_last_for_a_while():
-    clock = SystemClock()
-    trust = RegionTrust("s" * 32, clock, region="us")
-    now = [0.0]
-    peer = Peer("eu", ["http://a", "http://b"], client=RegionClient(), trust=trust, monotonic=lambda: now[0])
-    assert {tuple(peer._in_turn()) for _ in range(100)} == {("http://a", "http://b"), ("http://b", "http://a")}
-    peer._note_failure("http://a", "because")
-    assert {tuple(peer._in_turn()) for _ in range(100)} == {("http://b", "http://a")}
-    now[0] = 6.0
-    assert len({tuple(peer._in_turn()) for _ in range(100)}) == 2
-
-
-async def test_a_body_is_read_whatever_the_pieces_it_comes_in():
-    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-    whole += chunk(JSON[:5]) + chunk(JSON[5:]) + END
-
-    async def byte_by_byte(reader, writer):
-        for at in range(len(whole)):
-            writer.write(whole[at : at + 1])
-            await asyncio.sleep(0)
-
-    async with region(byte_by_byte) as (peer, _):
-        assert await get(peer) == (200, JSON)
 
 
 # --- a stream ---
@@ -352,30 +130,6 @@ async def test_a_client_that_reads_nothing_is_not_read_ahead_of_and_is_let_go():
     assert pipe.closed
     assert len(pipe.frames) <= 1 << 18
     assert written[0] < 500  # what fits into the sockets' own buffers, and no more
-
-
-async def test_an_answer_that_never_begins_is_given_up():
-    async def silent(reader, writer):
-        await reader.read()
-
-    async with StandIn(silent).running() as replica:
-        client = RegionClient(connect_s=1, first_byte_s=0.1)
-        with pytest.raises(ConnectionFailed, match="nothing was answered"):
-            async with asyncio.timeout(30), client.open("GET", replica.url + "/", {}):
-                pass
-
-
-async def test_an_answer_whose_head_does_not_end_is_given_up():
-    async def floods(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\n")
-        while True:
-            writer.write(b"x-more: y\r\n" * 1000)
-            await writer.drain()
-
-    async with StandIn(floods).running() as replica:
-        with pytest.raises(ConnectionFailed, match="head does not end"):
-            async with RegionClient().open("GET", replica.url + "/", {}):
-                pass
 
 
 async def test_no_heartbeat_of_ours_falls_into_an_event_that_is_being_passed_on():
