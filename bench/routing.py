@@ -1,11 +1,14 @@
 """Do turns find the replica that has their conversation's prefix, evenly spread, and how fast?
 
-    python bench/routing.py [--conversations 200] [--turns 10] [--pause 6] [--dispatches 300] [--json]
+    python bench/routing.py [--conversations 200] [--turns 10] [--pause 6] [--dispatches 1500] [--json]
 
 Conversations whose readers pause, posted to whichever replica the balancer happens to choose: first to one, then
 to three on one Postgres and one Valkey, each with a third of its cache and of its places (scripted engines with a model
-of a prefix cache). Then single turns, posted to one replica and at home on another: from the moment their rows are made
-until the home has claimed them, by Postgres' clock; the commit is in it, and the way through Redis.
+of a prefix cache). Without conversations this part is left out.
+
+Then single short turns, one at a time, posted to one replica and at home on another: from the moment their rows are
+made until the home has claimed them, by Postgres' clock; the way through Redis is in it. And all that a reader sees of
+it: from the POST until the first event of the reply, beside turns that were posted to their home.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import contextlib
 import json
 import random
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -36,21 +40,25 @@ SLOTS = 24
 WORDS = 100
 SETTLE_S = 3.0
 USERS = 20
+TALKERS = 50
+"""Conversations whose turns are posted here and there: so many that none grows long."""
+QUICK = "tokens_per_s=400&tokens=16"
+USUAL = "tokens_per_s=100&tokens=64"
 RUNS = """
     SELECT owner, prompt_tokens, cached_tokens, extract(epoch FROM started_at - created_at)::float8,
-        extract(epoch FROM ended_at - started_at)::float8
+        extract(epoch FROM ended_at - started_at)::float8, id
     FROM runs WHERE status = 'complete' ORDER BY created_at
 """
 
 
-def engine(share: int) -> str:
+def engine(share: int, replies: str) -> str:
     """A third of everything, or all of it."""
     cache, slots = CACHE_TOKENS * share, SLOTS * share
-    return f"scripted:?tokens_per_s=100&tokens=64&slots={slots}&cache_tokens={cache}&window=100000"
+    return f"scripted:?{replies}&slots={slots}&cache_tokens={cache}&window=100000"
 
 
 @contextlib.asynccontextmanager
-async def deployment(count: int) -> AsyncIterator[tuple[list[str], str]]:
+async def deployment(count: int, replies: str = USUAL) -> AsyncIterator[tuple[list[str], str]]:
     """Where the replicas answer, and their database."""
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="routing-", dir="/tmp")))
@@ -63,7 +71,7 @@ async def deployment(count: int) -> AsyncIterator[tuple[list[str], str]]:
                 directory,
                 database,
                 valkey,
-                CHATSVC_ENGINE=engine(REPLICAS // count),
+                CHATSVC_ENGINE=engine(REPLICAS // count, replies),
                 CHATSVC_DEGRADATION_ENABLED="false",
                 CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES="1000",
                 CHATSVC_TIERS_FREE_BUDGET="0",
@@ -85,6 +93,8 @@ class Reader:
         self._chance = chance
         self._headers = {"x-forwarded-user": f"user-{chance.randrange(USERS)}"}
         self._id = ""
+        self.first_event_s: dict[str, float] = {}
+        """By reply, from its POST."""
 
     async def turn(self, url: str) -> None:
         """One message and its whole reply."""
@@ -96,10 +106,12 @@ class Reader:
             "client_msg_id": uuid.uuid4().hex,
         }
         path = f"{url}/v1/conversations/{self._id}/messages"
+        began = time.perf_counter()
         posted = (await self._client.post(path, json=body, headers=self._headers)).raise_for_status().json()
         async with self._client.stream("GET", url + posted["stream_url"], headers=self._headers) as stream:
-            async for _ in stream.aiter_raw():
-                pass
+            async for part in stream.aiter_raw():
+                if b"event: start" in part:
+                    self.first_event_s[posted["response_id"]] = time.perf_counter() - began
 
     async def talk(self, turns: int, pause_s: float) -> None:
         """A whole conversation."""
@@ -135,22 +147,27 @@ async def conversations(count: int, options: argparse.Namespace) -> dict[str, An
 
 
 async def dispatches(count: int) -> dict[str, Any]:
-    """Turns posted to one of two replicas, one at a time; those that the other one served."""
+    """Turns posted to any replica, one at a time; those that another one served."""
     async with (
-        deployment(REPLICAS) as (urls, database),
+        deployment(REPLICAS, QUICK) as (urls, database),
         httpx.AsyncClient(timeout=60, limits=httpx.Limits(keepalive_expiry=2)) as client,
     ):
-        readers = [Reader(client, urls, random.Random(number)) for number in range(10)]
+        readers = [Reader(client, urls, random.Random(number)) for number in range(TALKERS)]
         for number, reader in enumerate(readers):
             await reader.turn(urls[number % REPLICAS])
-        homes = dict(enumerate(row[0] for row in await _rows(database)))
-        before = len(homes)
+        before = len(await _rows(database))
         for number in range(count):
-            await readers[number % 10].turn(urls[(number // 10) % REPLICAS])
+            await readers[number % TALKERS].turn(urls[(number // TALKERS) % REPLICAS])
         rows = (await _rows(database))[before:]
+    first_event_s = {name: seconds for reader in readers for name, seconds in reader.first_event_s.items()}
     # Born claimed are those that were posted to their home: nothing was sent for them.
-    sent = [1000 * row[3] for row in rows if row[3] > 0]
-    return {"sent": len(sent), "p50_ms": percentile(sent, 0.5), "p99_ms": percentile(sent, 0.99)}
+    sent, kept = [row for row in rows if row[3] > 0], [row for row in rows if row[3] == 0]
+    found: dict[str, Any] = {"sent": len(sent), "kept": len(kept)}
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        found[f"{name}_ms"] = 1000 * percentile([row[3] for row in sent], share)
+        found[f"first_event_{name}_ms"] = 1000 * percentile([first_event_s[row[5]] for row in sent], share)
+        found[f"first_event_at_home_{name}_ms"] = 1000 * percentile([first_event_s[row[5]] for row in kept], share)
+    return found
 
 
 async def _rows(database: str) -> list[Any]:
@@ -172,14 +189,26 @@ async def main() -> None:
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--pause", type=float, default=6.0, help="mean seconds between a reply's end and the next turn")
-    parser.add_argument("--dispatches", type=int, default=300)
+    parser.add_argument("--dispatches", type=int, default=1500)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [await conversations(count, options) for count in (1, REPLICAS)]
+    rows = [await conversations(count, options) for count in (1, REPLICAS)] if options.conversations else []
     hop = await dispatches(options.dispatches)
     if options.json:
         print(json.dumps({"runs": rows, "dispatch": hop}, indent=2))
         return
+    if rows:
+        _print_conversations(rows)
+    print(
+        f"Posted here, claimed there: {hop['sent']} turns, p50 {hop['p50_ms']:.1f} ms, p90 {hop['p90_ms']:.1f} ms,"
+        f" p99 {hop['p99_ms']:.1f} ms."
+    )
+    for name, which in (("posted elsewhere", "first_event"), ("posted to its home", "first_event_at_home")):
+        shown = ", ".join(f"{share} {hop[f'{which}_{share}_ms']:.1f} ms" for share in ("p50", "p90", "p99"))
+        print(f"From the POST to the first event, {name}: {shown}.")
+
+
+def _print_conversations(rows: list[dict[str, Any]]) -> None:
     print(
         "| replicas | turns | cached share of prompts | turns, max/mean | load, max/mean | begun within, p50 | p99 |",
         end="",
@@ -192,8 +221,7 @@ async def main() -> None:
             f" {row['home']:.0f} | {row['stolen']:.0f} |"
         )
     share = rows[1]["cached_share"] / rows[0]["cached_share"]
-    print(f"\nCached share of three beside one: {share:.3f} (must be 0.9 at least).")
-    print(f"Posted here, claimed there: {hop['sent']} turns, p50 {hop['p50_ms']:.1f} ms, p99 {hop['p99_ms']:.1f} ms.")
+    print(f"\nCached share of three beside one: {share:.3f} (must be 0.9 at least).\n")
 
 
 if __name__ == "__main__":
