@@ -1,147 +1,24 @@
 """Folds on a running scheduler: off the request path, one at a time, and nothing is lost whatever becomes of one."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from functools import partial
 
-import psycopg
 import pytest
 from chaos.settle import INVARIANTS
-from running_scheduler import scheduler, take_over
-from store_world import ALICE, World
+from folding import TASK, WINDOW, WORDS, Scribe, carried_on, rows, within
+from running_scheduler import take_over
+from store_world import World
 
 from chatsvc import ids
-from chatsvc.context.fold import Said, request
-from chatsvc.conversation import Role
 from chatsvc.errors import EngineFailed
-from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
-from chatsvc.prompt import Chunk
 from chatsvc.run import RunKind, RunStatus
-from chatsvc.scheduler import NewMessage
 from chatsvc.scheduler.active import Interrupt
-
-WINDOW = 2048
-WORDS = "the cat sat on the mat and saw a long grey rat "
-TASK = request(None, [Said(Role.USER, "x")], cap_tokens=100)[0].content
-
-
-class Scribe(ScriptedEngine):
-    """A scripted engine whose summaries are said by the test, and can be held back."""
-
-    def __init__(self, *drafts, tokens=24, slots=4, error=None):
-        options = ScriptedOptions(window=WINDOW, tokens=tokens, slots=slots)
-        super().__init__(options, model="small")
-        self.drafts = list(drafts)
-        """What is said in turn; the last one again and again."""
-        self.prompts = []
-        """Of all that was asked, as messages."""
-        self.summarising = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-        self.error = error
-
-    @property
-    def fold_prompts(self):
-        return [prompt for prompt in self.prompts if prompt.messages[0].content == TASK]
-
-    async def generate(self, prompt, sampling, run_id, priority=0):
-        self.prompts.append(prompt)
-        if prompt.messages[0].content != TASK:
-            async for chunk in super().generate(prompt, sampling, run_id, priority):
-                yield chunk
-            return
-        self.summarising.set()
-        if self.error:
-            raise self.error
-        await self.go_on.wait()
-        draft = self.drafts.pop(0) if len(self.drafts) > 1 else self.drafts[0]
-        tokens = len(await self.encode(draft))
-        reason = "stop" if tokens < sampling.max_tokens else "length"
-        yield Chunk(
-            text=draft, output_tokens=tokens, prompt_tokens=prompt.tokens, cached_tokens=0, finish_reason=reason
-        )
-
-
-async def within(seconds, awaitable):
-    """Await what must happen; fail the test rather than hang."""
-    async with asyncio.timeout(seconds):
-        return await awaitable
-
-
-async def rows(url, statement, *params):
-    async with await psycopg.AsyncConnection.connect(url) as connection:
-        return await (await connection.execute(statement, params)).fetchall()
+from chatsvc.scheduler.giving_way import MOST_TIMES
 
 
 @pytest.fixture
 def world(store):
     return World(store)
-
-
-class Talk:
-    """A conversation that is carried on."""
-
-    def __init__(self, store, made, conversation, url):
-        self.store, self.made, self.conversation, self.url = store, made, conversation, url
-        self.said = 0
-
-    async def start(self, content=None, **fields):
-        self.said += 1
-        new = NewMessage(content=content or f"{self.said}: {WORDS * 8}", client_msg_id=ids.uuid7_hex(), **fields)
-        return (await self.made.submit(ALICE, self.conversation.id, new)).run
-
-    async def turn(self, content=None, **fields):
-        run = await self.start(content, **fields)
-        await self.ended(run)
-        return run
-
-    async def ended(self, run):
-        await within(30, self._ended(run))
-
-    async def _ended(self, run):
-        while not await self.store.runs.ended([run.id]):
-            await asyncio.sleep(0.01)
-
-    async def turns(self, count):
-        for _ in range(count):
-            await self.turn()
-
-    async def until_folding(self, engine):
-        """Talk until a fold begins."""
-        while not engine.summarising.is_set():
-            assert self.said < 40
-            await self.turn()
-            await self.quiet(folding=engine)
-
-    async def summaries(self):
-        return await self.store.summaries.on_branch("alice", self.conversation.id, None)
-
-    async def quiet(self, folding=None):
-        """Wait until nothing runs or is looked at in the background any more, or a fold begins."""
-        await within(30, self._quiet(folding))
-
-    async def _quiet(self, folding):
-        made = self.made
-        while made.dispatcher.active_count or made.folds.looking or await self._open_runs():
-            if folding is not None and folding.summarising.is_set():
-                return
-            await asyncio.sleep(0.01)
-
-    async def _open_runs(self):
-        return await rows(self.url, "SELECT id FROM runs WHERE status IN ('queued', 'streaming')")
-
-    async def fold_runs(self):
-        return await rows(
-            self.url,
-            "SELECT status, error_code FROM runs WHERE kind = 'fold' AND conversation_id = %s ORDER BY created_at",
-            self.conversation.id,
-        )
-
-
-@asynccontextmanager
-async def carried_on(world, store, tmp_path, url, engine):
-    async with scheduler(store, tmp_path, engine=engine) as made:
-        yield Talk(store, made, await world.conversation(), url)
 
 
 @pytest.fixture
@@ -386,6 +263,45 @@ async def test_a_shutdown_does_not_wait_for_a_fold(talking, store):
         await talk.until_folding(engine)
         await within(30, talk.made.drain(600))
         assert await talk.fold_runs() == [("queued", None)]
+
+
+async def test_on_an_engine_with_one_place_a_fold_gives_way_to_a_reply_twice_and_then_is_done(talking, store):
+    engine = Scribe("Facts\nA cat sat.", slots=1)
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        for _ in range(MOST_TIMES):
+            # It ends, though the fold does not: its place is free as soon as somebody waits for one.
+            run = await talk.turn("Meanwhile.")
+            assert (await store.runs.get("alice", run.id)).status is RunStatus.COMPLETE
+            engine.summarising.clear()
+            await within(30, engine.summarising.wait())  # and begins anew
+            assert await talk.summaries() == ()
+        waits = await talk.start("And now?")
+        engine.go_on.set()
+        await talk.ended(waits)
+        assert len(await talk.summaries()) == 1
+        await talk.quiet()
+        # What was begun in vain is nobody's: charged is what was delivered.
+        [(attempt, fold_tokens)] = await rows(
+            talk.url, "SELECT attempt, prompt_tokens FROM runs WHERE kind = 'fold' AND status = 'complete'"
+        )
+        assert attempt == MOST_TIMES + 1
+        assert fold_tokens == engine.fold_prompts[-1].tokens
+        for what, statement in INVARIANTS.items():
+            assert await rows(talk.url, statement) == [], what
+
+
+async def test_with_a_place_free_no_fold_gives_way(talking, store):
+    engine = Scribe("Facts\nA cat sat.", slots=2)
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.turn("Meanwhile.")
+        engine.go_on.set()
+        await talk.quiet()
+        assert len(engine.fold_prompts) == 1
+        assert await talk.fold_runs() == [("complete", None)]
 
 
 async def test_nothing_is_folded_while_background_work_may_not_be_done(talking, store):

@@ -1,117 +1,37 @@
-"""Two regions with their own server, Postgres and Valkey: replies of one are read and stopped through the other.
-
-Postgres is replicated by the very statements of ``docs/regions.md``.
-
-Over 400 lines: all cases share the one costly arrangement of two regions.
-"""
+"""Replies of one region are read and stopped through the other, also when their own region is away."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import signal
-import tempfile
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
 from api_client import Api
-from databases import in_database
-from log_server import LogServer
 from reader import Rendered, read, read_to_the_end
-from server import ServerProcess, free_port
+from two_regions import SECRET, replicated_databases, two_regions
 
 from chatsvc.api.region_trust import HEADER, RegionTrust
 from chatsvc.clock import SystemClock
-from chatsvc.embedded import embedded_postgres
 from chatsvc.ids import new_response_id
 from chatsvc.limits import Principal, TierName
-from chatsvc.store import migrate
 
-SECRET = "b8f1" * 16
-ENGINE = "scripted:?first_token_ms=800&tokens_per_s=40&tokens=60&slots=64"
 CUTS = 6
-DOCS = Path(__file__).parents[2] / "docs" / "regions.md"
-PEER = """
-[regions]
-secret = "{secret}"
-[regions.{name}]
-urls = [{urls}]
-"""
-
-
-@contextlib.contextmanager
-def postgres():
-    """A server for as long as the block runs."""
-    settings = {"wal_level": "logical", "fsync": "off"}
-    with (
-        tempfile.TemporaryDirectory(prefix="chatsvc-test-", dir="/tmp") as directory,
-        asyncio.Runner() as runner,
-    ):
-        opening = embedded_postgres(Path(directory), lambda _: None, settings=settings)
-        stack = contextlib.AsyncExitStack()
-        try:
-            yield runner.run(stack.enter_async_context(opening))
-        finally:
-            runner.run(stack.aclose())
 
 
 @pytest.fixture(scope="module")
 def databases():
-    """Two Postgres servers, replicated into each other as the documentation says."""
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(postgres()) for _ in ("eu", "us")]
-        publish, subscribe, mend = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
-        urls = {}
-        for name, server in zip(("eu", "us"), servers, strict=True):
-            with psycopg.connect(server, autocommit=True) as connection:
-                connection.execute("CREATE DATABASE chat")
-            urls[name] = in_database(server, "chat")
-            with asyncio.Runner() as runner:
-                runner.run(migrate(urls[name]))
-            with psycopg.connect(urls[name], autocommit=True) as connection:
-                connection.execute(publish)
-                connection.execute(mend)
-        for name, other in (("eu", "us"), ("us", "eu")):
-            with psycopg.connect(urls[name], autocommit=True) as connection:
-                statement = re.sub(r"CONNECTION '.*?'", f"CONNECTION '{urls[other]}'", subscribe)
-                connection.execute(statement.replace("from_eu", f"from_{other}"))
+    with replicated_databases() as urls:
         yield urls
-        for name, other in (("eu", "us"), ("us", "eu")):
-            with psycopg.connect(urls[name], autocommit=True) as connection:
-                connection.execute(f"DROP SUBSCRIPTION chatsvc_from_{other}")
 
 
 @pytest.fixture(scope="module")
 def regions(databases, tmp_path_factory):
-    """A server each in ``eu`` and ``us``; the first of each other's addresses leads nowhere."""
-    ports = {"eu": free_port(), "us": free_port()}
-    with contextlib.ExitStack() as stack:
-        servers = {}
-        for name, other in (("eu", "us"), ("us", "eu")):
-            directory = tmp_path_factory.mktemp(name)
-            urls = f'"http://127.0.0.1:{free_port()}", "http://127.0.0.1:{ports[other]}/"'
-            (directory / "chatsvc.toml").write_text(PEER.format(secret=SECRET, name=other, urls=urls))
-            log = stack.enter_context(LogServer(directory))
-            servers[name] = ServerProcess(
-                directory / "data",
-                {
-                    "CHATSVC_AUTH": "proxy",
-                    "CHATSVC_REGION": name,
-                    "CHATSVC_CONFIG": str(directory / "chatsvc.toml"),
-                    "CHATSVC_STREAM_HEARTBEAT_S": "0.5",
-                },
-                engine=ENGINE,
-                database_url=databases[name],
-                redis_url=log.url,
-                port=ports[name],
-            )
-            servers[name].start()
-            stack.callback(servers[name].stop_if_running)
+    with two_regions(databases, tmp_path_factory.mktemp) as servers:
         yield servers
 
 
