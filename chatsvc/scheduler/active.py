@@ -20,6 +20,8 @@ class Interrupt(Enum):
 
     failed and retryable, or queued again when nothing was shown.
     """
+    GIVE_WAY = "give way"
+    """A reply waits for the place of this run, for which nobody waits: it is queued again."""
     LOST = "lost"
     """The lease is gone: whoever has it now decides; not another byte from here (L1)."""
     GONE = "gone"

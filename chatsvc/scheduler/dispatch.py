@@ -19,6 +19,7 @@ from chatsvc.run import Run, RunKind, WaitingRun, waiting
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.fold_runner import FoldRunner
 from chatsvc.scheduler.folds import Folds
+from chatsvc.scheduler.giving_way import giving_way
 from chatsvc.scheduler.lines import Lines, Meter
 from chatsvc.scheduler.prompts import Prepared
 from chatsvc.scheduler.replicas import Replicas
@@ -262,6 +263,15 @@ class Dispatcher:
                 for meter in meters.values():
                     meter.refund()  # somebody else has them
                 self._note_idle()
+        self._make_way()
+
+    def _make_way(self) -> None:
+        """Nothing more can be taken: replies that wait all the same have the places of what nobody waits for."""
+        for line in self._lines:
+            if line.held_up and self._lines.slots(line.model):
+                actives = [active for active in self._active.values() if active.run.model == line.model]
+                for active in giving_way(actives, line.held_up, line.began_by_turn):
+                    active.interrupt(Interrupt.GIVE_WAY)
 
     def _note_idle(self) -> None:
         if not self._active and not self._claiming:
@@ -308,13 +318,14 @@ class Dispatcher:
             active.ended.set()
             self._replicas.tell_soon()
             if active.queued_again:
-                self._put_again(waiting(active.run, age_s), active.run.attempt)
+                self._put_again(active, age_s)
             self._work.set()
             self._note_idle()
 
-    def _put_again(self, run: WaitingRun, attempt: int) -> None:
+    def _put_again(self, active: ActiveRun, age_s: float) -> None:
         """It is not left to the next sweep. An engine that is well and failed it all the same gets a moment."""
-        is_well = not self._draining and self._lines.slots(run.model) > 0
+        run = waiting(active.run, age_s)
+        failed = active.why is None and not self._draining and self._lines.slots(run.model) > 0
 
         def put() -> None:
             if run.id in self._again:  # else it was stopped or deleted
@@ -322,7 +333,7 @@ class Dispatcher:
                 self._replicas.post_again(run)
 
         self._again.add(run.id)
-        asyncio.get_running_loop().call_later(RETRY_S * attempt if is_well else 0.0, put)
+        asyncio.get_running_loop().call_later(RETRY_S * active.run.attempt if failed else 0.0, put)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work; wait for what runs, at most ``grace_s`` seconds, then end the rest honestly.

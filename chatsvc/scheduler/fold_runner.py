@@ -205,7 +205,7 @@ class FoldRunner:
             lambda: self._store.runs.requeue(run.id, run.attempt)
         ):
             active.queued_again = True
-            _log.info("fold queued again")
+            _log.info("fold queued again", why="engine away" if active.why is None else active.why.value)
             return False
         outcome = _outcome(active, work)
         committed = Committed.NO
@@ -311,9 +311,11 @@ async def _fitting(engine: Engine, previous: str | None, said: Sequence[Said], c
 
 
 def _worth_another_attempt(active: ActiveRun, work: _Work) -> bool:
-    if work.text or active.run.attempt >= MOST_ATTEMPTS:
+    if work.text:
         return False
-    return active.why is Interrupt.DRAIN or (active.why is None and isinstance(work.failure, _AWAY))
+    if active.why in {Interrupt.DRAIN, Interrupt.GIVE_WAY}:
+        return True  # neither has to do with the fold
+    return active.why is None and isinstance(work.failure, _AWAY) and active.run.attempt < MOST_ATTEMPTS
 
 
 def _outcome(active: ActiveRun, work: _Work) -> Outcome:

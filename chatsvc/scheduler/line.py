@@ -1,7 +1,8 @@
 """The line of one model: all runs that wait for it, here or for another replica, and those under way (L12).
 
 Each replica keeps such a line of all that wait and takes from it what is at home here. What is at home elsewhere is
-left to its home, unless that is gone, or waiting there takes longer than reading the prompt anew.
+left to its home, unless that is gone, or waiting there takes longer than reading the prompt anew. What nobody waits for
+(folds) lets the replies of its engine go first, within the queue's ``reach``.
 """
 
 from __future__ import annotations
@@ -117,6 +118,9 @@ class Line:
         self._waiting: dict[str, _Waits] = {}
         self.waiting_at: Loads[str] = Loads()
         """How many wait for each replica."""
+        self._replies_at: Loads[str] = Loads()
+        """How many of them are replies."""
+        self._by_turn: set[str] = set()
         self._room: dict[str, int] = {}
         """KV tokens kept for each of our runs under way."""
         self._begun: dict[str, tuple[float, str, float]] = {}
@@ -140,16 +144,18 @@ class Line:
             holder = self.flights.holder(run.id)
             if holder is not None and not self._lives(holder):
                 self.flights.lost(run.id)  # what its worker had begun was put back when that had died
+            if not self.queue.waits() and len(self._room) < self.slots:
+                self.pace.idle()  # up to now there was a free place
             before = len(self.queue)
             self.queue.put(self.demand(run))
             if len(self.queue) == before:
                 return  # it is under way
-            self._waiting[run.id] = _Waits(run, home, cached_tokens, self._clock.monotonic() - run.age_s)
-            self.waiting_at[home] += 1
+            self._waiting[run.id] = waits = _Waits(run, home, cached_tokens, self._clock.monotonic() - run.age_s)
+            self._count(waits)
         elif home:
-            self.waiting_at.less(known.home)
-            self.waiting_at[home] += 1
+            self._count_no_more(known)
             known.home, known.cached_tokens = home, cached_tokens
+            self._count(known)
 
     def discard(self, run_id: str) -> None:
         """Forget a waiting run; unknown ids are fine."""
@@ -216,9 +222,12 @@ class Line:
         capacity = self._engine.limits.kv_tokens
         free = None if capacity is None else capacity - sum(self._room.values())
         shared = self._neighbours.others(self.model)
-        taken = self.queue.take(sequences, free, self._may if shared else None)
+        lets_pass = len(self._waiting) > self._replies_at.total() > 0
+        taken = self.queue.take(sequences, free, self._may if shared or lets_pass else None)
         for demand in taken:
             self._begin(demand, shared=shared)
+        if self.held_up:
+            self._by_turn.update(demand.run_id for demand in taken if not self._is_reply(demand.run_id))
         if shared and free is None and len(taken) < sequences:
             self.pace.idle()  # who waits, waits elsewhere
         return [demand.run_id for demand in taken]
@@ -233,9 +242,30 @@ class Line:
         self.discard(run.id)
         return False
 
+    @property
+    def held_up(self) -> int:
+        """Replies that wait, and for no other replica. When nothing more can be taken: for a place here."""
+        return sum(
+            count
+            for home, count in self._replies_at.items()
+            if home == self._neighbours.me or not self._neighbours.serves(home, self.model)
+        )
+
+    def began_by_turn(self, run_id: str) -> bool:
+        """Whether a run in the background was begun though replies waited: it had let as many pass as it had to."""
+        return run_id in self._by_turn
+
+    def _is_reply(self, run_id: str) -> bool:
+        return self.flights.own[run_id].run.kind is RunKind.REPLY
+
     def _may(self, demand: Demand) -> bool:
-        """Whether a run may start here: it is at home here, its home is gone, or it has waited there long enough."""
+        """Whether a run may start here: it is at home here, its home is gone, or it has waited there long enough.
+
+        One in the background only while no reply waits.
+        """
         waits = self._waiting[demand.run_id]
+        if waits.run.kind is not RunKind.REPLY and self.held_up:
+            return False
         if not self._neighbours.serves(waits.home, self.model) or waits.home == self._neighbours.me:
             return True
         return may_take(
@@ -259,8 +289,18 @@ class Line:
     def _leave(self, run_id: str) -> _Waits | None:
         waits = self._waiting.pop(run_id, None)
         if waits is not None:
-            self.waiting_at.less(waits.home)
+            self._count_no_more(waits)
         return waits
+
+    def _count(self, waits: _Waits) -> None:
+        self.waiting_at[waits.home] += 1
+        if waits.run.kind is RunKind.REPLY:
+            self._replies_at[waits.home] += 1
+
+    def _count_no_more(self, waits: _Waits) -> None:
+        self.waiting_at.less(waits.home)
+        if waits.run.kind is RunKind.REPLY:
+            self._replies_at.less(waits.home)
 
     def _note_wait(self, run: WaitingRun, waited_s: float) -> None:
         """A run has begun, here or elsewhere."""
@@ -303,6 +343,7 @@ class Line:
             self.warmth.served(held.run.conversation_id, held.prompt_tokens + held.output_tokens)
         self._room.pop(run_id, None)
         self._begun.pop(run_id, None)
+        self._by_turn.discard(run_id)
         if not self.queue.waits():
             self.pace.idle()
 

@@ -182,3 +182,69 @@ def test_a_line_knows_how_long_its_runs_waited_and_wait():
     # One began at once and one after 8 s. The one that was discarded does not count, and neither does work that nobody
     # waits for.
     assert queue.delays.look(8.0, []) == {TierName.FREE: 4.0}
+
+
+def fold(number, **fields):
+    return run(number, kind=RunKind.FOLD, **fields)
+
+
+def test_what_nobody_waits_for_lets_replies_go_first_whoever_came_first():
+    line = lines(m=Engine(slots=1))
+    line.put(run(1))
+    assert line.take() == [("m", "run001")]
+    line.put(fold(2))
+    line.put(run(3, user="bob"))
+    assert line.line("m").held_up == 1
+    line.meter("m", "run001").end(complete=True)
+    assert line.take() == [("m", "run003")]
+    assert line.line("m").held_up == 0
+    line.meter("m", "run003").end(complete=True)
+    assert line.take() == [("m", "run002")]
+    assert not line.line("m").began_by_turn("run002")
+
+
+def test_it_lets_so_much_pass_and_then_it_is_its_turn():
+    line = lines(m=Engine(slots=1, window=100_000))
+    line.put(fold(0, user="zoe"))
+    replies = 0
+    while "run000" in line.ids():
+        line.put(run(replies + 1, prompt_tokens=1000, max_tokens=100))
+        line.put(run(replies + 2, prompt_tokens=1000, max_tokens=100))
+        [(_, taken)] = line.take()
+        if taken != "run000":
+            replies += 1
+            meter = line.meter("m", taken)
+            meter.started(1000, 0)
+            meter.delivered(100)
+            meter.end(complete=True)
+    assert 3 <= replies <= 6
+    assert line.line("m").began_by_turn("run000")
+    line.meter("m", "run000").end(complete=True)
+    assert not line.line("m").began_by_turn("run000")
+
+
+def test_replies_that_wait_for_another_replica_hold_up_nothing_here():
+    class Other:
+        me = "a"
+
+        def others(self, model):
+            return True
+
+        def lives(self, replica_id):
+            return replica_id == "b"
+
+        def serves(self, replica_id, model):
+            return replica_id == "b"
+
+        def speed(self, model):
+            return 0.0
+
+    line = Lines({"m": Engine(slots=1)}, {"m": 1}, WEIGHTS, SystemClock(), ServiceCost(), neighbours=Other())
+    line.put(run(1), "b")
+    line.put(fold(2), "a")
+    assert line.line("m").held_up == 0
+    assert line.take() == [("m", "run002")]
+    line.put(run(1), "a")
+    assert line.line("m").held_up == 1
+    line.put(run(3), "gone")
+    assert line.line("m").held_up == 2
