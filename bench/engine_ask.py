@@ -19,10 +19,11 @@ class Conversation(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Seconds from the POST to the first text, and the tokens that the server says it made."""
+    """Seconds from the POST to the first text, the tokens that the server says it made, and chatsvc's name for it."""
 
     first_s: float
     tokens: int
+    response_id: str = ""
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -95,7 +96,7 @@ async def ask_chatsvc(connection: Connection, conversation: Conversation, prompt
             ended = json.loads(line[6:])
             if "usage" not in ended:
                 sys.exit(f"a reply failed: {ended}")
-            return Reply(first, ended["usage"]["output_tokens"])
+            return Reply(first, ended["usage"]["output_tokens"], started["response_id"])
     sys.exit("a stream ended early")
 
 
