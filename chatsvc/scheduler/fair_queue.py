@@ -156,7 +156,7 @@ class FairQueue:
             tag, weight = flow.counter + ahead[flow.tier], flow.weight * boosts[flow.tier]
             for run_id, waiting in flow.waiting.items():
                 service = self._expected(waiting.demand)
-                entries.append((tag, run_id, service))
+                entries.append((tag + waiting.centre / flow.weight, run_id, service))
                 tag += service / weight
         return Standings(entries)
 
@@ -167,7 +167,7 @@ class FairQueue:
         if self._standings is None or self._changes - self._standings[0] > len(self._line_of) // 8:
             self._standings = (self._changes, self.standings())
         _, seen = self._standings
-        return seen.of(run_id) or seen.at(self._rank(flow))
+        return seen.of(run_id) or seen.at(self._rank(flow) + flow.key - flow.counter)
 
     def left(self) -> list[float]:
         """Service that each run under way is still likely to come to, least first."""

@@ -270,6 +270,18 @@ def test_positions_say_in_which_order_runs_will_start():
     assert max(off) <= 4
 
 
+def test_positions_of_many_new_users_are_those_of_their_turns():
+    line = queue(quantum=1024)
+    runs = put(line, *(demand(f"u{n}", prompt=1000 - 20 * n) for n in range(40)))
+    told = {one.run_id: line.position(one.run_id).position for one in runs}
+    brief, long = put(line, demand("brief", prompt=10), demand("long", prompt=1100))
+    told |= {one.run_id: line.position(one.run_id).position for one in (brief, long)}
+    assert (told.pop(brief.run_id), told.pop(long.run_id)) == (1, 41)
+    order = [one.run_id for _ in range(42) for one in line.take(1)]
+    assert (order[0], order[-1]) == (brief.run_id, long.run_id)
+    assert [told[run_id] for run_id in order[1:-1]] == list(range(1, 41))
+
+
 def test_the_service_ahead_grows_with_the_position():
     line = queue()
     runs = put(line, *(demand(f"u{n}") for n in range(10)))
