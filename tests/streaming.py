@@ -24,6 +24,16 @@ async def soon(awaitable):
         return await awaitable
 
 
+async def until(condition):
+    """Look again and again until it holds; fail the test rather than hang."""
+
+    async def holds():
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    await soon(holds())
+
+
 def delta(seq, text=None, attempt=1):
     """An entry with some text."""
     return entry(Delta(text=f"<{seq}>" if text is None else text), attempt=attempt, seq=seq)
@@ -175,7 +185,6 @@ class FragileLog(MemoryLog):
         """So many appends are carried out, but their answer is lost."""
         self.batches = []
         """What was appended, round trip by round trip, also when it failed."""
-        self.looks = 0
         self._appended = asyncio.Event()
 
     async def appends(self, count):
@@ -207,7 +216,6 @@ class FragileLog(MemoryLog):
         return results
 
     async def position(self, response_id):
-        self.looks += 1
         self._check()
         return await super().position(response_id)
 

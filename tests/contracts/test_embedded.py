@@ -39,7 +39,7 @@ async def main():
         async with embedded_postgres(data_dir, quiet) as postgres, embedded_redis(data_dir, quiet) as valkey:
             print("ready", flush=True)
             await got
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # servers that had been given the signal too would be going down by then
             with psycopg.connect(postgres) as one, redis.Redis.from_url(valkey) as two:
                 print("alive", one.execute("SELECT 1").fetchone(), two.ping(), flush=True)
     print("stopped", flush=True)

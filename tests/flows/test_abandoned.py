@@ -29,6 +29,7 @@ async def test_a_free_reply_without_a_reader_is_stopped_and_its_text_kept(server
     kept = await pro.start("Four.")
     seen = await read(client, free.stream_url(left), cut=lambda seen: len(seen.text) > 30)
     async with asyncio.timeout(60):
+        # Asked, not read: who reads it waits for it.
         while {(await free.state(reply))["status"] for reply in (left, never_read)} != {"stopped"}:
             await asyncio.sleep(0.2)
     assert (await free.message_of(left))["content"].startswith(seen.text)

@@ -146,7 +146,7 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
         normal = tasks.create_task(load(before, halved))
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # an ordinary time, to compare with
         halved.set()
         await normal
         assert set(steps) == {0}
@@ -154,7 +154,7 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
         blocking = [await blocker.start("Go on and on.", max_tokens=30_000) for _ in range(2)]
         tight = tasks.create_task(load(during, restored))
         await until_step(client, server, 2)
-        await asyncio.sleep(4)
+        await asyncio.sleep(4)  # a tight time, and nothing swings in it
         assert [(await blocker.state(reply))["status"] for reply in blocking] == ["streaming"] * 2
         for reply in blocking:
             await blocker.call("POST", f"/v1/responses/{reply['response_id']}/stop")
@@ -162,7 +162,7 @@ async def test_with_half_the_capacity_free_gives_up_first_and_all_comes_back_wit
         await until_step(client, server, 0)
         restored.set()
         await tight
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # nor after it
         watching.cancel()
 
     states = [state for ended in (before, during) for replies in ended.values() for state, _ in replies]

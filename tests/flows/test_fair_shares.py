@@ -110,6 +110,6 @@ async def test_a_flood_of_free_messages_holds_a_pro_user_up_for_one_place_at_mos
     waits = []
     for _ in range(5):
         waits.append(await first_token())
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # so that they do not all meet the same replies
     one_place = 2.1 + 0.2  # seconds of a whole reply, at most; sixteen of them end spread over that
     assert sorted(waits)[2] <= 1.5 * idle + one_place, (idle, waits)

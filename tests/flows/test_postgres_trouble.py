@@ -17,6 +17,8 @@ from server import ServerProcess
 LONG_ENGINE = "scripted:?tokens_per_s=20&tokens=900&slots=64"
 ROOM = {"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "100"}
 LEASE_S = 6.0
+LONG_ENOUGH_S = LEASE_S + 4
+"""Longer than any lease lasts: had a worker's been called expired, its runs would be gone by then."""
 """How long a worker's lease lasts without being renewed."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -145,8 +147,7 @@ async def test_a_restart_of_postgres_costs_no_running_reply_anything(postgres, a
     async with asyncio.timeout(30):
         ends = [await watch.ended() for watch in finishing]
     assert all((end.data.get("finish_reason"), status) == ("length", "complete") for end, status in ends)
-    # Longer than any lease lasts: had a worker's been called expired, its runs would be gone by now.
-    await asyncio.sleep(LEASE_S + 4)
+    await asyncio.sleep(LONG_ENOUGH_S)
     for watch in going_on:
         await watch.more()
     await stop_works(apis[1], going_on[0])
@@ -166,7 +167,7 @@ async def test_while_postgres_is_away_replies_go_on_and_their_ends_wait_for_it(p
             assert ready.status_code == 503
             assert ready.json()["checks"]["postgres"] != "ok"
             assert (await api.call("GET", "/healthz")).status_code == 200
-    lasting = asyncio.create_task(asyncio.sleep(20))
+    lasting = asyncio.create_task(asyncio.sleep(20))  # three leases long
     for watch in going_on:
         await watch.more(200)
     await lasting
@@ -179,7 +180,7 @@ async def test_while_postgres_is_away_replies_go_on_and_their_ends_wait_for_it(p
     # All text had been shown before; what waited was the end alone.
     assert [len(watch.seen.text) for watch in finishing] == written
     await until_taken(apis[0], conversation_id)
-    await asyncio.sleep(LEASE_S + 4)
+    await asyncio.sleep(LONG_ENOUGH_S)
     await stop_works(apis[1], going_on[0])
     await stop_works(apis[0], going_on[1])
 
@@ -199,7 +200,7 @@ async def test_when_postgres_comes_back_a_worker_that_is_late_has_the_time_of_a_
         await asyncio.sleep(LEASE_S / 2)
     finally:
         late.signal(signal.SIGCONT)
-    await asyncio.sleep(LEASE_S + 4)
+    await asyncio.sleep(LONG_ENOUGH_S)
     await watch.more()
     await stop_works(Api(client, other.base_url, watch.api.headers), watch)
 
@@ -209,7 +210,7 @@ async def test_a_postgres_that_stands_still_for_a_while_costs_no_worker_its_runs
     watches = [await watched(api, 900) for api in apis]
     with postgres.frozen():
         await asyncio.sleep(seconds)
-    await asyncio.sleep(LEASE_S + 4)
+    await asyncio.sleep(LONG_ENOUGH_S)
     for watch in watches:
         await watch.more()
         await stop_works(watch.api, watch)
@@ -247,7 +248,7 @@ async def test_requests_that_take_every_connection_cost_no_worker_its_lease(post
     statuses = await asyncio.gather(*storms)
     assert set.union(*statuses) <= {200, 503}
     assert 503 in set.union(*statuses)
-    await asyncio.sleep(LEASE_S + 4)
+    await asyncio.sleep(LONG_ENOUGH_S)
     for watch in watches:
         await watch.more()
         await stop_works(watch.api, watch)

@@ -186,16 +186,19 @@ async def test_places_and_times_are_over_all_that_wait_and_told_by_a_process_wit
     await know_each_other(client, (one, other, door))
     apis = [user(client, server) for server in (one, other, door) for _ in range(6)]
     replies = [await api.start() for api in apis]
-    await asyncio.sleep(2.5)
-    places = {}
-    for api, reply in zip(apis, replies, strict=True):
-        at = Api(client, door.base_url, api.headers)
-        state = await at.state(reply)
-        if state["status"] == "queued":
-            places[reply["response_id"]] = (state["queue_position"], state["eta_s"])
-    assert len(places) > 5
-    assert sorted(place for place, _ in places.values()) == list(range(1, len(places) + 1))
-    assert all(eta_s is not None for _, eta_s in places.values())
+
+    async def told():
+        """All that wait have a place of their own and a time, as far as the door knows."""
+        places = []
+        for api, reply in zip(apis, replies, strict=True):
+            state = await Api(client, door.base_url, api.headers).state(reply)
+            if state["status"] == "queued":
+                places.append((state["queue_position"], state["eta_s"]))
+        assert len(places) > 5, "too few wait to tell anything from"
+        known = all(place is not None and eta_s is not None for place, eta_s in places)
+        return known and sorted(place for place, _ in places) == list(range(1, len(places) + 1))
+
+    await until(told, 30)
     await asyncio.gather(
         *(read_to_the_end(client, api.stream_url(reply)) for api, reply in zip(apis, replies, strict=True))
     )

@@ -105,7 +105,7 @@ async def test_stop_is_idempotent_and_never_an_error_after_the_end(api):
 
 async def test_a_message_sent_right_after_a_stop_is_taken(api):
     reply = await api.start()
-    await asyncio.sleep(0.1)
+    await read(api.client, api.stream_url(reply), cut=lambda seen: seen.text)
     await stop(api, reply)
     answer = await api.send(reply["conversation_id"], "Something else.")
     assert answer.status_code == 202, answer.text

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from streaming import DONE, Client, FragileLog, Shelf, append, delta, running
+from streaming import DONE, Client, FragileLog, Shelf, append, delta, running, until
 
 from chatsvc.events import entry
 from chatsvc.streamlog.hub import Hub
@@ -36,6 +36,11 @@ class World:
         """The run ends as it should: first in the store, then in the log."""
         self.shelf.ended(A, "".join(f"<{number}>" for number in range(1, seq)), seq)
         await self.log.append([append(A, entry(DONE, attempt=1, seq=seq))])
+
+    async def live(self, count):
+        """So many readers have all that there is, and wait for what comes."""
+
+        await until(lambda: sum(one.live for one in self.hub.subscriptions(A)) >= count)
 
     async def silence(self, ticks=4):
         """Time passes in which nothing comes."""

@@ -63,9 +63,18 @@ async def test_who_comes_back_is_at_the_end_of_the_line():
 
 async def test_it_is_over_as_soon_as_the_replies_are_and_nobody_is_left():
     streams = Streams()
-    over = False
-    leaving = asyncio.create_task(departure(streams, round_s=0.2).run(lambda: over))
-    await asyncio.sleep(0.5)  # more than two rounds
+    over, asked, rounds = False, 0, asyncio.Event()
+
+    def is_over():
+        nonlocal asked
+        asked += 1
+        if asked == 10:  # about four times a round
+            rounds.set()
+        return over
+
+    leaving = asyncio.create_task(departure(streams, round_s=0.2).run(is_over))
+    async with asyncio.timeout(30):
+        await rounds.wait()
     assert not leaving.done()
     late = Reader(streams)
     over = True

@@ -80,7 +80,8 @@ async def test_a_log_is_tailed_from_where_its_writer_here_left_it(hub, log):
         with hub.subscribe(A, 0, client) as subscription:
             await subscription.replay()
             await write(log, 1, 2)
-            await asyncio.sleep(0.01)  # the tail has nothing to follow, and waits
+            for _ in range(10):
+                await asyncio.sleep(0)  # the tail has nothing to follow, and waits
             hub.deliver(A, [delta(1), delta(2)])
             hub.release(A)
             assert hub._following() == {A: Position(1, 2)}
@@ -140,11 +141,18 @@ async def test_an_entry_that_was_told_and_then_lost_does_not_keep_its_reader_rea
 async def test_a_log_that_gets_its_first_reader_while_the_tail_waits_is_followed_at_once(hub, log):
     for response_id in (A, B):
         await log.open(response_id, 1)
-    client = Client()
+    client, tail, tails = Client(), log.tail, asyncio.Event()
+
+    async def noted(following, timeout_s):
+        assert tails.is_set() or list(following) == [A]
+        tails.set()
+        return await tail(following, timeout_s)
+
+    log.tail = noted
     async with running(hub.run()):
         with hub.subscribe(A, 0, Client()) as one, hub.subscribe(B, 0, client) as other:
             await one.replay()
-            await asyncio.sleep(0.03)  # the tail waits, for the first log only
+            await soon(tails.wait())
             await other.replay()
             await write(log, 1, response_id=B)
             async with asyncio.timeout(2):  # the tail asks again by itself only after five

@@ -1,6 +1,7 @@
 """L1 and L13 when the log is in trouble: who goes on after a break, and how often a log is tried that takes nothing."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from streaming import DONE, FragileLog, running, soon
@@ -16,12 +17,16 @@ class FullLog(FragileLog):
 
     full = False
 
+    def __init__(self):
+        super().__init__()
+        self.refused_at = []
+
     def shard(self, response_id):
         return response_id[-1]
 
     async def append(self, batch):
         if self.full:
-            self.batches.append(list(batch))
+            self.refused_at.append(asyncio.get_running_loop().time())
             raise LogRefuses("no room")
         return await super().append(batch)
 
@@ -31,10 +36,12 @@ class HangingLog(FullLog):
 
     def __init__(self):
         super().__init__()
+        self.hangs = asyncio.Event()
         self.freed = asyncio.Event()
 
     async def append(self, batch):
         if any(item.response_id == A for item in batch):
+            self.hangs.set()
             await self.freed.wait()
         return await super().append(batch)
 
@@ -66,14 +73,17 @@ async def test_l13_a_log_that_takes_nothing_is_tried_ever_less_often_and_has_it_
     async with running(writer.run()):
         reply = await writer.open(A, 1)
         log.full = True
-        for number in range(90):
-            reply.delta(f"{number} ")
-            await asyncio.sleep(0.01)
-        assert 3 <= len(log.batches) <= 7
+        async with asyncio.timeout(60):
+            while len(log.refused_at) < 6:
+                reply.delta("more ")
+                await asyncio.sleep(0.005)
         log.full = False
         assert await reply.flush(5)
     texts = [entry.decode().text for entry in (await log.read(A, 0)).entries]
     assert "".join(texts) == reply.text
+    # It is looked at and tried at once when it refuses for the first time.
+    waits = [later - earlier for earlier, later in pairwise(log.refused_at)]
+    assert [wait >= least for wait, least in zip(waits[1:], (0.019, 0.049, 0.099, 0.199), strict=True)] == [True] * 4
     # The connection was whole all the time.
     assert leases.asked == 0
 
@@ -119,7 +129,7 @@ async def test_a_shard_that_hangs_holds_up_no_other(leases):
     async with running(writer.run()):
         stuck, well = await writer.open(A, 1), await writer.open(B, 1)
         stuck.delta("text")
-        await asyncio.sleep(0.01)
+        await soon(log.hangs.wait())
         for _ in range(20):
             well.delta("text")
             assert await well.flush(1)

@@ -98,7 +98,7 @@ async def test_a_quiet_part_is_asked_once_however_much_is_heard_from_another(tai
 async def test_what_was_heard_from_another_place_than_the_caller_follows_from_is_heard_again(tails, parts):
     assert await tails.hear({A: START}, 0.01) == {}
     await say(parts[0], A, 1, 2, 3)
-    await asyncio.sleep(0.01)
+    await soon(asyncio.wait([tails._reads[0].task]))
     heard = await soon(tails.hear({A: Position(1, 2)}, 5))
     assert [entry.seq for entry in heard[A]] == [3]
 
@@ -107,7 +107,8 @@ async def test_a_log_that_is_followed_from_now_on_is_heard_at_once(tails, parts)
     other = "0 other"
     await parts[0].open(other, 1)
     first = asyncio.create_task(tails.hear({A: START}, 30))
-    await asyncio.sleep(0.01)
+    while not parts[0].tailed:
+        await asyncio.sleep(0)
     tails.wake()
     assert await soon(first) == {}
     await say(parts[0], other, 1)

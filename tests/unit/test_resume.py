@@ -65,7 +65,7 @@ async def test_a_cursor_at_the_end_of_an_ended_reply_ends_in_silence(world):
 async def test_two_empty_connections_before_the_first_event_lose_nothing(world):
     for _ in range(2):
         client = world.follow()
-        await asyncio.sleep(0.005)
+        await world.live(1)
         client.close()
         await soon(client.following)
         assert client.frames == b""
@@ -286,7 +286,7 @@ async def test_a_reader_that_closes_is_let_go_at_once_in_every_state(world):
 
 async def test_a_cut_reader_ends_without_an_error_and_resumes(world):
     slow = world.follow(client=Client(room=40))
-    await asyncio.sleep(0.005)
+    await world.live(1)
     for seq in range(1, 50):
         await world.write(seq)
     await soon(slow.following)

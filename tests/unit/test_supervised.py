@@ -125,19 +125,21 @@ async def test_it_waits_longer_after_each_start_that_fails(workshop):
 
 
 async def test_one_bad_look_is_not_enough(workshop, engine):
-    looked = asyncio.Event()
+    looks, looked = 0, asyncio.Event()
     healthy = workshop.made[0].health
 
     async def bad_once():
-        workshop.made[0].health = healthy
-        looked.set()
-        return EngineHealth(ready=False, reason="a long step")
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            return EngineHealth(ready=False, reason="a long step")
+        if looks == 10:
+            looked.set()
+        return await healthy()
 
     workshop.made[0].health = bad_once
     async with asyncio.timeout(60):
         await looked.wait()
-    for _ in range(10):
-        await asyncio.sleep(0.01)
     assert len(workshop.made) == 1
     assert await words(engine, "still there")
 

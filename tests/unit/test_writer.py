@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from streaming import DONE, running, soon
-from writer_world import CONTEXT, A, B, logged, text_in, until
+from streaming import DONE, running, soon, until
+from writer_world import CONTEXT, A, B, logged, text_in
 
 from chatsvc.events import ToolCall
 from chatsvc.streamlog.base import Fenced

@@ -1,11 +1,12 @@
 """The log writer when the log is away, does not say what became of an append, or comes back with less."""
 
 import asyncio
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streaming import DONE, FragileLog, append, delta, running
-from writer_world import CONTEXT, A, Audience, B, Leases, logged, text_in, until
+from streaming import DONE, FragileLog, append, delta, running, until
+from writer_world import CONTEXT, A, Audience, B, Leases, logged, text_in
 
 from chatsvc.events import Snapshot, ToolCall, clean_text
 from chatsvc.streamlog.base import Position
@@ -38,6 +39,13 @@ async def test_while_the_log_is_away_text_becomes_one_delta(make_writer, log, au
 
 
 async def test_a_log_that_stays_away_is_looked_at_ever_less_often(make_writer, log):
+    position, looked_at = log.position, []
+
+    async def noted(response_id):
+        looked_at.append(asyncio.get_running_loop().time())
+        return await position(response_id)
+
+    log.position = noted
     writer = make_writer(batch_ms=1)
     async with running(writer.run()):
         reply = await writer.open(A, 1)
@@ -45,11 +53,12 @@ async def test_a_log_that_stays_away_is_looked_at_ever_less_often(make_writer, l
         assert await reply.flush(5)
         log.away = True
         reply.delta(" gone")
-        await asyncio.sleep(0.9)
-        looks = log.looks
+        await until(lambda: len(looked_at) == 6)
         log.away = False
         assert await reply.flush(5)
-    assert 3 <= looks <= 7
+    # The first look is at once.
+    waits = [later - earlier for earlier, later in pairwise(looked_at[:6])]
+    assert [wait >= least for wait, least in zip(waits, (0.019, 0.049, 0.099, 0.199, 0.499), strict=True)] == [True] * 5
 
 
 async def test_a_reply_begins_though_the_log_is_away_and_is_written_when_it_is_back(make_writer, log):

@@ -1,9 +1,5 @@
 """Who stands around a log writer: its audience, the leases it asks for, and what is in the log."""
 
-import asyncio
-
-from streaming import soon
-
 from chatsvc.errors import StoreUnavailable
 from chatsvc.events import Context
 from chatsvc.streamlog.snapshot import text_through
@@ -51,11 +47,3 @@ def logged(log, response_id=A):
 
 def text_in(log, response_id=A):
     return text_through(log._logs[response_id].entries)[1]
-
-
-async def until(condition):
-    async def wait():
-        while not condition():
-            await asyncio.sleep(0.001)
-
-    await soon(wait())
