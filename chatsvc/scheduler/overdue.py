@@ -7,12 +7,14 @@ nothing, says when to try again, and leaves the places in the queue to those who
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
 
 from chatsvc.errors import NotFound, StoreUnavailable, TooLate
+from chatsvc.limits import TierName
 from chatsvc.run import RunStatus
 from chatsvc.scheduler.ending import end_queued
 from chatsvc.store import Store
@@ -26,12 +28,24 @@ AT_ONCE: Final = 8
 class Overdue:
     """Owns the tasks that refuse. ``aclose`` it before the store."""
 
-    def __init__(self, *, store: Store, writer: LogWriter, log_ttl_s: float, gone: Callable[[str], object]) -> None:
-        """``gone`` is told of each run that waits no more: refused here, or ended elsewhere."""
+    def __init__(
+        self,
+        *,
+        store: Store,
+        writer: LogWriter,
+        log_ttl_s: float,
+        gone: Callable[[str], object],
+        refused: Counter[tuple[TierName, str]],
+    ) -> None:
+        """``gone`` is told of each run that waits no more: refused here, or ended elsewhere.
+
+        ``refused`` counts those that are refused here, by tier and code.
+        """
         self._store = store
         self._writer = writer
         self._log_ttl_s = log_ttl_s
         self._gone = gone
+        self._refused = refused
         self._places = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -58,6 +72,7 @@ class Overdue:
                     return
                 message = f"So many were waiting that this was not answered in time. Try again in {retry_s} s."
                 if await end_queued(self._store, self._writer, run, TooLate, message, self._log_ttl_s):
+                    self._refused[run.tier, TooLate.code] += 1
                     self._gone(run_id)
         except NotFound:
             self._gone(run_id)  # deleted meanwhile

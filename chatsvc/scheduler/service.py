@@ -156,6 +156,7 @@ class Scheduler:
             writer=writer,
             log_ttl_s=self._log_ttl_s,
             gone=lambda run_id: self.dispatcher.interrupt(run_id, Interrupt.GONE),
+            refused=self.pressure.refused,
         )
         self._orphans = Orphans(
             store=store,

@@ -30,6 +30,7 @@ async def test_a_run_that_waits_is_refused_says_when_to_come_again_and_costs_not
     async with scheduler(store, tmp_path) as made:
         waits = await world.queued(model="elsewhere", charge=500.0, tier=BUDGET)
         await soon(refused(made, waits))
+        assert made.pressure.refused == {(waits.tier, "too_late"): 1}
         ended = await store.runs.get(waits.user_id, waits.id)
         assert (ended.status, ended.error_code) == (RunStatus.FAILED, "too_late")
         assert "in 20 s" in ended.error_message
@@ -48,6 +49,7 @@ async def test_what_streams_or_has_ended_or_is_deleted_is_left_alone(store, worl
         made._overdue._gone = left.append
         await soon(refused(made, streams, ended, gone))
         assert sorted(left) == sorted([ended.id, gone.id])  # nobody need look at them again
+        assert not made.pressure.refused
         assert (await store.runs.get("alice", streams.id)).status is RunStatus.STREAMING
         assert (await store.runs.get("alice", ended.id)).status is RunStatus.COMPLETE
 
