@@ -206,6 +206,9 @@ class ContextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest summary, in tokens; at most an eighth of the window."""
     fold_rest_s: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """When a summary could not be made, the same turns are not tried again for so many seconds."""
+    warm: bool = True
+    """Whether an engine that has nothing else to do reads what the next prompt begins with, where that is new to it:
+    after a reply for which old turns were recalled, a fold, or a change of a summary, a pin or the system prompt."""
     recall_tokens: Annotated[int, msgspec.Meta(ge=0)] = 1000
     """Most tokens of old turns that are quoted for a new question; 0: none."""
     recall_turns: Annotated[int, msgspec.Meta(ge=1, le=200)] = 32

@@ -46,6 +46,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the KV cache holds, where known: whole blocks."""
     kv_block: int = 1
     """Tokens of the KV cache that are given out together: a sequence takes whole blocks."""
+    keeps_prefixes: bool = False
+    """Whether what was computed of a prompt is kept for those that begin alike."""
     temperature: float = 0.7
     """What suits the model when a request names none."""
     reply_tokens: int = 4096

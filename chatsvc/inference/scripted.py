@@ -66,7 +66,12 @@ class ScriptedEngine(Engine):
 
     def __init__(self, options: ScriptedOptions, *, model: str) -> None:
         self._options = options
-        self._limits = EngineLimits(model=model, window=options.window, slots=options.slots)
+        self._limits = EngineLimits(
+            model=model,
+            window=options.window,
+            slots=options.slots,
+            keeps_prefixes=options.cache_tokens > 0,
+        )
         kind, _, after = (options.fault or "").partition("@")
         self._fault = kind
         self._fault_after = int(after) if after else None

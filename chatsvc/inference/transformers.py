@@ -79,6 +79,7 @@ class TransformersEngine(Engine):
             slots=self._options.slots,
             kv_tokens=kv_tokens,
             kv_block=batch.page_tokens,
+            keeps_prefixes=True,
             **({} if self._source else EMBEDDED_HABITS),
         )
         progress(f"{self._model}: warming up")

@@ -80,6 +80,7 @@ class VllmEngine(Engine):
             # One block is none: it stands for those that are not kept.
             kv_tokens=(blocks - 1) * block_size if blocks else None,
             kv_block=block_size,
+            keeps_prefixes=bool(config.cache_config.enable_prefix_caching),
             **({} if self._source else EMBEDDED_HABITS),
         )
         processes = self._module.CoreProcesses(core)

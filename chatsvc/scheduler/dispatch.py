@@ -26,6 +26,7 @@ from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.routing import Choice
 from chatsvc.scheduler.runner import Runner
 from chatsvc.scheduler.shared_state import Home
+from chatsvc.scheduler.warming import Warming
 from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -67,6 +68,7 @@ class Dispatcher:
         runner: Runner,
         folds: Folds,
         fold_runner: FoldRunner,
+        warming: Warming,
         worker_id: str,
     ) -> None:
         self.worker_id = worker_id
@@ -77,6 +79,7 @@ class Dispatcher:
         self._runner = runner
         self._folds = folds
         self._fold_runner = fold_runner
+        self._warming = warming
         self._active: dict[str, ActiveRun] = {}
         self._claiming: dict[str, Interrupt | None] = {}
         self._again: set[str] = set()
@@ -267,6 +270,7 @@ class Dispatcher:
 
     def _make_way(self) -> None:
         """Nothing more can be taken: replies that wait all the same have the places of what nobody waits for."""
+        self._warming.make_room()
         for line in self._lines:
             if line.held_up and self._lines.slots(line.model):
                 actives = [active for active in self._active.values() if active.run.model == line.model]
@@ -287,6 +291,7 @@ class Dispatcher:
             active.interrupt(why)
         self._active[run.id] = active
         meter.claimed()
+        self._warming.run_begins(run)
         self._replicas.tell_soon()
         self._idle.clear()
         task = asyncio.create_task(self._carry_out(active), name=f"run {run.id}")
@@ -301,6 +306,7 @@ class Dispatcher:
             else:
                 engine_was_there = await self._runner.execute(active)
                 self._folds.consider(active)
+                self._warming.after_reply(active)
             if not engine_was_there:
                 # What waits is not to be burnt on a dead engine; one that merely refused this run goes on.
                 self.set_ready(model, (await self._engines[model].health()).ready)
@@ -320,6 +326,7 @@ class Dispatcher:
             if active.queued_again:
                 self._put_again(active, age_s)
             self._work.set()
+            self._warming.look()
             self._note_idle()
 
     def _put_again(self, active: ActiveRun, age_s: float) -> None:
@@ -341,6 +348,7 @@ class Dispatcher:
         0: at once, as after a second signal.
         """
         self._draining = True
+        self._warming.stop()
         for active in self.actives():
             if active.run.kind is RunKind.FOLD:
                 # Nobody waits for it, and nothing of it was seen: another process, or the next start, does it again.

@@ -1,7 +1,7 @@
 """One fold, from its claim to its one end.
 
     claimed run ─▶ old summary and the turns ─▶ engine.generate ─▶ context.fold.accept ─┬▶ summary and end, one commit
-                                                        └─ refused: once more ◀──────────┘      └▶ new prefix warmed
+                                                        └─ refused: once more ◀──────────┘      └▶ warming.py
 
 It writes no log and no message. Until its summary is committed nothing has changed: a fold that fails, is refused or
 whose worker dies leaves the turns as they are. Running replies do not notice; the next prompt has the new summary.
@@ -18,7 +18,7 @@ from typing import Any, Final
 import structlog
 
 from chatsvc.context.fold import STOPS, Draft, Said, SummaryRefused, accept, repeats, request, shortened
-from chatsvc.conversation import Branch, BranchView
+from chatsvc.conversation import BranchView
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, NotFound, SummaryChanged
 from chatsvc.ids import new_summary_id
 from chatsvc.inference.base import Engine
@@ -29,7 +29,7 @@ from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.indexing import Indexer
 from chatsvc.scheduler.patience import patiently
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.warming import Warming
 from chatsvc.store import Committed, RecallBranch, Store
 
 _log = structlog.get_logger(__name__)
@@ -74,14 +74,14 @@ class FoldRunner:
         *,
         store: Store,
         engines: Mapping[str, Engine],
-        prompts: Prompts,
         folds: Folds,
+        warming: Warming,
         indexer: Indexer | None = None,
     ) -> None:
         self._store = store
         self._engines = engines
-        self._prompts = prompts
         self._folds = folds
+        self._warming = warming
         self._indexer = indexer
         self.ended: Counter[tuple[str, str]] = Counter()
         """Folds ended by this process, by model and status."""
@@ -113,7 +113,7 @@ class FoldRunner:
     async def _until_interrupted(
         self, active: ActiveRun, coroutine: Coroutine[Any, Any, None], work: _Work | None
     ) -> None:
-        said = "prefix not warmed" if work is None else "fold failed"
+        said = "next fold not looked for" if work is None else "fold failed"
         task = asyncio.create_task(coroutine, name=f"fold {active.run.id}")
         active.guard(task)
         try:
@@ -240,10 +240,9 @@ class FoldRunner:
 
     async def _go_on(self, active: ActiveRun) -> None:
         """After the fold: the next one where there is more to fold, else warm what the next turn will begin with."""
-        await self._until_interrupted(active, self._warm(active), None)
+        await self._until_interrupted(active, self._look_on(active.run), None)
 
-    async def _warm(self, active: ActiveRun) -> None:
-        run = active.run
+    async def _look_on(self, run: Run) -> None:
         if not self._folds.may_work(run.model):
             return
         conversation = await self._store.conversations.get(run.user_id, run.conversation_id)
@@ -251,40 +250,8 @@ class FoldRunner:
         if leaf is None:
             return
         _, view = await self._store.conversations.view(run.user_id, run.conversation_id, leaf, leaf_may_be_folded=True)
-        if await self._folds.fold_if_due(conversation, view, run.model):
-            return
-        ended = _ended(view.verbatim)
-        view = BranchView(summary=view.summary, pinned=view.pinned, verbatim=ended)
-        if view.summary is None or not ended:
-            return
-        # The question is the only part that the next prompt will not have; without a leaf nothing is recalled for it.
-        prepared = await self._prompts.prepare(
-            Wanted(model=run.model, conversation=conversation, view=view, leaf_id=None, question="…")
-        )
-        usage = Usage(prompt_tokens=prepared.prompt.tokens)
-        sampling = Sampling(max_tokens=1)
-        request_id = f"{run.id}.{run.attempt}.warm"
-        generating = self._engines[run.model].generate(prepared.prompt, sampling, request_id, PRIORITY)
-        try:
-            async with aclosing(generating) as chunks:
-                async for chunk in chunks:
-                    usage = Usage(
-                        prompt_tokens=usage.prompt_tokens if chunk.prompt_tokens is None else chunk.prompt_tokens,
-                        cached_tokens=chunk.cached_tokens or 0,
-                        output_tokens=usage.output_tokens + chunk.output_tokens,
-                    )
-        finally:
-            # What was computed is counted, however it ended.
-            await patiently(lambda: self._store.allowances.bill(run.user_id, usage, RunKind.FOLD))
-        _log.info("prefix warmed", prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
-
-
-def _ended(branch: Branch) -> Branch:
-    """The branch up to its last ended reply: what a turn that runs now was begun with is no use to it any more."""
-    for place in reversed(range(len(branch))):
-        if branch[place].response_id is not None and branch[place].status.ended:
-            return branch[: place + 1]
-    return ()
+        if not await self._folds.fold_if_due(conversation, view, run.model):
+            self._warming.after_fold(run)
 
 
 async def _tokens(engine: Engine, previous: str | None, said: Sequence[Said]) -> int:

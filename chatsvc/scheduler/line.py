@@ -7,9 +7,10 @@ left to its home, unless that is gone, or waiting there takes longer than readin
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from chatsvc.clock import Clock
 from chatsvc.inference.base import Engine, EngineLimits
@@ -33,6 +34,13 @@ _REPLY_TOKENS: Final = 4096
 """Where the model is not served: what a reply may have at most, for all that is known."""
 _FIRST_TOKEN_S: Final = 0.0005
 _FADE: Final = 0.95
+
+
+class Spare(NamedTuple):
+    """What of an engine nobody uses or waits for."""
+
+    places: int
+    kv_tokens: float
 
 
 class Neighbours(Protocol):
@@ -231,6 +239,14 @@ class Line:
         if shared and free is None and len(taken) < sequences:
             self.pace.idle()  # who waits, waits elsewhere
         return [demand.run_id for demand in taken]
+
+    def spare(self) -> Spare:
+        """What is left for what no line knows of; nothing while anybody waits, wherever."""
+        if self._engine is None or self.queue.waits():
+            return Spare(0, 0)
+        capacity = self._engine.limits.kv_tokens
+        kv_tokens = math.inf if capacity is None else capacity - sum(self._room.values())
+        return Spare(self.slots - len(self._room), kv_tokens)
 
     def take_at_once(self, run: WaitingRun) -> bool:
         """Take this run if there is room and nobody waits; else nothing has changed."""

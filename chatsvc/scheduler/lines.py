@@ -14,7 +14,7 @@ from chatsvc.inference.base import Engine
 from chatsvc.limits import ServiceCost, TierName
 from chatsvc.run import WaitingRun
 from chatsvc.scheduler.fair_queue import FairQueue
-from chatsvc.scheduler.line import Alone, Line, Neighbours
+from chatsvc.scheduler.line import Alone, Line, Neighbours, Spare
 from chatsvc.scheduler.news import End, Held
 from chatsvc.scheduler.standing import Standing
 
@@ -142,6 +142,11 @@ class Lines:
         """Replies that can be written here at the same time; none while the engine is not ready."""
         line = self._lines.get(model)
         return 0 if line is None or model in self._unready else line.slots
+
+    def spare(self, model: str) -> Spare:
+        """What of an engine nobody uses or waits for; nothing while it is not ready."""
+        line = self._lines.get(model)
+        return Spare(0, 0) if line is None or model in self._unready else line.spare()
 
     def line(self, model: str) -> Line | None:
         """The line of one model."""

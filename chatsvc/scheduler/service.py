@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -22,6 +21,7 @@ from chatsvc.run import Run, RunStatus
 from chatsvc.scheduler.abandon import Abandonment
 from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
+from chatsvc.scheduler.clearing import clear_now_and_then
 from chatsvc.scheduler.dispatch import Dispatcher
 from chatsvc.scheduler.ending import announce
 from chatsvc.scheduler.fleet import Fleet
@@ -41,6 +41,7 @@ from chatsvc.scheduler.request import NewAnswer, NewMessage
 from chatsvc.scheduler.runner import Runner
 from chatsvc.scheduler.shared_state import Board, MemoryState, SharedState
 from chatsvc.scheduler.submit import Submitter
+from chatsvc.scheduler.warming import Warming
 from chatsvc.store import Signal, Store, Submitted
 from chatsvc.streamlog.base import StreamLog
 from chatsvc.streamlog.writer import LogWriter
@@ -48,9 +49,6 @@ from chatsvc.streamlog.writer import LogWriter
 _log = structlog.get_logger(__name__)
 
 HEALTH_EVERY_S: Final = 2.0
-CLEAR_EVERY_S: Final = 600.0
-TEMPORARY_KEPT: Final = timedelta(hours=24)
-"""A temporary conversation is deleted when nothing has happened in it for so long."""
 
 
 class Scheduler:
@@ -134,11 +132,21 @@ class Scheduler:
             config=config.context,
             may_work=self.pressure.allows_background,
         )
-        self._fold_runner = FoldRunner(
+        self.warming = Warming(
             store=store,
             engines=engines,
             prompts=self.prompts,
+            lines=lines,
+            clock=clock,
+            may_work=self.pressure.allows_background,
+            home=self.replicas.home,
+            me=worker_id,
+        )
+        self._fold_runner = FoldRunner(
+            store=store,
+            engines=engines,
             folds=self.folds,
+            warming=self.warming,
             indexer=self._recall.indexer if config.context.recall_tokens else None,
         )
         self.dispatcher = Dispatcher(
@@ -149,6 +157,7 @@ class Scheduler:
             runner=self._runner,
             folds=self.folds,
             fold_runner=self._fold_runner,
+            warming=self.warming,
             worker_id=worker_id,
         )
         self._overdue = Overdue(
@@ -319,6 +328,8 @@ class Scheduler:
     def _heard(self, signal: Signal) -> None:
         if signal.waiting is not None:
             self.dispatcher.offer(signal.waiting)
+        elif signal.kind == "prefix":
+            self.warming.changed(signal.user_id, signal.conversation_id)
         else:
             self.dispatcher.interrupt(signal.response_id, Interrupt.STOP if signal.kind == "stop" else Interrupt.GONE)
 
@@ -326,18 +337,6 @@ class Scheduler:
         """Notifications may have been missed: look for what they would have said."""
         self.dispatcher.sweep_soon()
         self._lease.beat_soon()
-
-    async def _clear_temporary(self) -> None:
-        while True:
-            try:
-                await self._forgetter.forget(await self._store.conversations.sweep_temporary(TEMPORARY_KEPT))
-            except StoreUnavailable as error:
-                _log.warning("temporary conversations not cleared yet", reason=error.detail)
-            try:
-                await self._store.allowances.forget()
-            except StoreUnavailable as error:
-                _log.warning("old usage not cleared yet", reason=error.detail)
-            await asyncio.sleep(CLEAR_EVERY_S)
 
     async def _watch_health(self) -> None:
         while True:
@@ -369,10 +368,11 @@ class Scheduler:
             tasks.create_task(self._checkpoints.run(), name="checkpoints")
             tasks.create_task(self._watch_health(), name="engine health")
             tasks.create_task(self.folds.run(), name="folds")
+            tasks.create_task(self.warming.run(), name="prefixes to warm")
             tasks.create_task(self._recall.indexer.run(), name="old passages to index")
             tasks.create_task(self._store.signals.listen(self._heard, self._reread), name="store notifications")
             tasks.create_task(self._abandonment.run(), name="abandoned replies")
-            tasks.create_task(self._clear_temporary(), name="temporary conversations")
+            tasks.create_task(clear_now_and_then(self._store, self._forgetter), name="what is kept for a while")
 
     async def aclose(self) -> None:
         """Cut what still runs, and give the lease up so that nobody waits for it to run out."""

@@ -29,7 +29,7 @@ from chatsvc.store.records import (
     message_of,
     statement,
 )
-from chatsvc.store.signals import NOTIFY
+from chatsvc.store.signals import NOTIFY, NOTIFY_PREFIX, PREFIX_CHANGED
 from chatsvc.store.users import TOUCH
 from chatsvc.store.views import VIEW, view_of
 
@@ -89,13 +89,20 @@ _OWN_MESSAGE: Final = statement("""
 """)
 MOST_PINS: Final = 50
 """Of a conversation: a turn looks for those that are folded, and reads them."""
-_PIN: Final = statement("""
-    UPDATE messages m SET pinned = %(pinned)s WHERE m.id = %(id)s AND m.user_id = %(user_id)s
-        AND (NOT %(pinned)s OR m.pinned OR %(most)s > (
-            SELECT count(*) FROM messages p WHERE p.conversation_id = m.conversation_id AND p.pinned
-        ))
-    RETURNING {message:m}
-""")
+_PIN: Final = statement(
+    """
+    WITH changed AS (
+        UPDATE messages m SET pinned = %(pinned)s WHERE m.id = %(id)s AND m.user_id = %(user_id)s
+            AND (NOT %(pinned)s OR m.pinned OR %(most)s > (
+                SELECT count(*) FROM messages p WHERE p.conversation_id = m.conversation_id AND p.pinned
+            ))
+        RETURNING {message:m}, m.user_id
+    )
+    SELECT changed.*,
+    """,
+    NOTIFY_PREFIX,
+    "FROM changed",
+)
 _UPDATE: Final = statement("""
     UPDATE conversations c SET
         title = CASE WHEN %(set_title)s THEN %(title)s ELSE c.title END,
@@ -277,6 +284,8 @@ class Conversations:
             if head is not None and not await fetch(connection, _CAN_LEAD, params | {"leaf": head}):
                 # The next message goes below the head, and a message goes below a reply only.
                 raise UnknownParent("The head must be a reply of this conversation.", field="head_message_id")
+            if "system_prompt" in given:
+                await fetch(connection, PREFIX_CHANGED, {"user_id": user_id, "conversation_id": conversation_id})
             return _conversation(await fetch(connection, _UPDATE, params))
 
         return await self._db.transaction(work)

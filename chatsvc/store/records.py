@@ -185,13 +185,19 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """News from another process: ``stop`` was asked for, a run is ``queued``, or one is ``gone`` (deleted)."""
+    """News from another process: ``stop`` was asked for, a run is ``queued``, or one is ``gone`` (deleted).
+
+    Or what the prompts of a conversation begin with was changed (``prefix``).
+    """
 
     kind: str
-    response_id: str
+    response_id: str = ""
     model: str | None = None
     waiting: WaitingRun | None = None
     """With ``queued``."""
+    user_id: str = ""
+    conversation_id: str = ""
+    """With ``prefix``."""
 
 
 _BAD_CURSOR: Final = "The cursor is not one that this list gave out."

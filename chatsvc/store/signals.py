@@ -29,6 +29,15 @@ NOTIFY_QUEUED: Final = """
             'age_s', greatest(0, extract(epoch FROM now() - run.created_at))))::text)
 """
 """Part of a statement that has such a row as ``run``."""
+NOTIFY_PREFIX: Final = """
+    pg_notify('chatsvc', json_build_object('kind', 'prefix', 'user_id', changed.user_id,
+        'conversation_id', changed.conversation_id)::text)
+"""
+"""Part of a statement that has a row with these columns as ``changed``."""
+PREFIX_CHANGED: Final = """
+    SELECT pg_notify('chatsvc', json_build_object('kind', 'prefix', 'user_id', %(user_id)s::text,
+        'conversation_id', %(conversation_id)s::text)::text)
+"""
 _FIRST_DELAY_S: Final = 0.05
 _LONGEST_DELAY_S: Final = 1.0
 _PROBE_S: Final = 10.0

@@ -23,7 +23,7 @@ from chatsvc.store import run_statements as sql
 from chatsvc.store.memories import AS_OF
 from chatsvc.store.pool import Connection, Database, fetch
 from chatsvc.store.records import NewFold, run_of, statement, summary_of
-from chatsvc.store.signals import NOTIFY_QUEUED
+from chatsvc.store.signals import NOTIFY_QUEUED, PREFIX_CHANGED
 
 _QUEUE: Final = statement(
     """
@@ -238,6 +238,7 @@ class Summaries:
                 "edited": True,
                 "model": before.model,
             }
+            await fetch(connection, PREFIX_CHANGED, params)
             return summary_of((await fetch(connection, _INSERT, params | after))[0])
 
         return await self._db.transaction(work)

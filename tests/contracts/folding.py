@@ -22,9 +22,8 @@ TASK = request(None, [Said(Role.USER, "x")], cap_tokens=100)[0].content
 class Scribe(ScriptedEngine):
     """A scripted engine whose summaries are said by the test, and can be held back."""
 
-    def __init__(self, *drafts, tokens=24, slots=4, error=None):
-        options = ScriptedOptions(window=WINDOW, tokens=tokens, slots=slots)
-        super().__init__(options, model="small")
+    def __init__(self, *drafts, error=None, **options):
+        super().__init__(ScriptedOptions(window=WINDOW, **{"tokens": 24, "slots": 4, **options}), model="small")
         self.drafts = list(drafts)
         """What is said in turn; the last one again and again."""
         self.prompts = []
@@ -47,7 +46,8 @@ class Scribe(ScriptedEngine):
         self.summarising.set()
         if self.error:
             raise self.error
-        await self.go_on.wait()
+        async with self._slots.hold(priority):
+            await self.go_on.wait()
         draft = self.drafts.pop(0) if len(self.drafts) > 1 else self.drafts[0]
         tokens = len(await self.encode(draft))
         reason = "stop" if tokens < sampling.max_tokens else "length"
@@ -111,7 +111,7 @@ class Talk:
 
     async def _quiet(self, folding):
         made = self.made
-        while made.dispatcher.active_count or made.folds.looking or await self._open_runs():
+        while made.dispatcher.active_count or made.folds.looking or made.warming.busy or await self._open_runs():
             if folding is not None and folding.summarising.is_set():
                 return
             await asyncio.sleep(0.01)

@@ -271,10 +271,10 @@ async def test_on_an_engine_with_one_place_a_fold_gives_way_to_a_reply_twice_and
     async with talking(engine) as talk:
         await talk.until_folding(engine)
         for _ in range(MOST_TIMES):
+            engine.summarising.clear()
             # It ends, though the fold does not: its place is free as soon as somebody waits for one.
             run = await talk.turn("Meanwhile.")
             assert (await store.runs.get("alice", run.id)).status is RunStatus.COMPLETE
-            engine.summarising.clear()
             await within(30, engine.summarising.wait())  # and begins anew
             assert await talk.summaries() == ()
         waits = await talk.start("And now?")

@@ -1,0 +1,184 @@
+"""What the next prompt begins with is read while nobody waits, on a running scheduler and a real store."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from folding import Scribe, carried_on, rows, within
+from store_world import ALICE, World
+
+from chatsvc import ids
+from chatsvc.context.assemble import RECALLED
+from chatsvc.run import RunStatus
+from chatsvc.scheduler import NewMessage
+from chatsvc.store import ConversationPatch
+
+BLOCK = 16
+HERON = "The code word of the heron society is quixotic."
+ASKED = "What is the code word of the heron society?"
+
+
+@pytest.fixture
+def talking(store, tmp_path, postgres_url):
+    """A conversation with a scripted summariser: use it as a context manager."""
+    return partial(carried_on, World(store), store, tmp_path, postgres_url)
+
+
+class Watched(Scribe):
+    """Notes who asked, and holds prefixes back until they may be read."""
+
+    def __init__(self, *drafts, **fields):
+        super().__init__(*drafts, **fields)
+        self.asked = []
+        self.warming = asyncio.Event()
+        self.may_warm = asyncio.Event()
+        self.may_warm.set()
+        self.aborted = 0
+
+    async def generate(self, prompt, sampling, run_id, priority=0):
+        self.asked.append((prompt, run_id))
+        if run_id.endswith(".warm"):
+            self.warming.set()
+            try:
+                # In a place of the engine, as a real one would be.
+                async with self._slots.hold(priority):
+                    await self.may_warm.wait()
+            except asyncio.CancelledError:
+                self.aborted += 1
+                raise
+        async for chunk in super().generate(prompt, sampling, run_id, priority):
+            yield chunk
+
+    @property
+    def warmed(self):
+        return [prompt for prompt, run_id in self.asked if run_id.endswith(".warm")]
+
+    @property
+    def last(self):
+        return [prompt for prompt, run_id in self.asked if not run_id.endswith(".warm")][-1]
+
+
+async def folded(talk, engine):
+    """Talk until the first turn, which says what is asked for later, is folded."""
+    await talk.turn(HERON)
+    await talk.until_folding(engine)
+    await talk.quiet()
+    assert await talk.summaries()
+
+
+async def one_more(talk, how, before):
+    while talk.made.warming.ended["small", how] <= before:
+        await asyncio.sleep(0.01)
+
+
+async def test_after_a_turn_with_recalled_turns_the_next_one_finds_its_question_and_answer_cached(talking, store):
+    engine = Watched("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await folded(talk, engine)
+        engine.asked.clear()
+        run = await talk.turn(ASKED)
+        assert RECALLED in engine.last.messages[-1].content
+        await talk.quiet()
+        [prefix] = engine.warmed
+        again = await talk.turn("Thanks, and now to something else.")
+        # Exactly what the next prompt begins with, through the answer just given.
+        assert engine.last.token_ids[: prefix.tokens] == prefix.token_ids
+        answer = await store.conversations.owner_of_message("alice", run.message_id)
+        history = [message.content for message in engine.last.messages[:-1]]
+        assert history[-2:] == [ASKED, answer.content]
+        assert prefix.tokens > (await engine.render(engine.last.messages[:-1])).tokens
+        context = await store.runs.context("alice", again.id)
+        assert prefix.tokens - BLOCK < context.cached_tokens
+
+
+async def test_after_a_turn_for_which_nothing_was_recalled_there_is_nothing_to_read(talking):
+    engine = Watched("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        for _ in range(3):
+            await talk.turn()
+        await talk.quiet()
+        assert engine.warmed == []
+
+
+@pytest.mark.parametrize("change", ["summary", "pin", "system prompt"])
+async def test_what_the_user_changes_is_read_before_the_next_turn(talking, store, change):
+    engine = Watched("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await folded(talk, engine)
+        conversation_id = talk.conversation.id
+        [summary] = await talk.summaries()
+        before = talk.made.warming.ended["small", "read"]
+        if change == "summary":
+            await talk.made.folds.edit(
+                "alice", conversation_id, summary.through_message_id, text="Facts\nMy own words.", version=1
+            )
+        elif change == "pin":
+            await store.conversations.pin("alice", summary.through_message_id, pinned=True)
+        else:
+            patch = ConversationPatch(system_prompt="Be brief.")
+            await store.conversations.update("alice", conversation_id, patch)
+        await within(30, one_more(talk, "read", before))
+        await talk.quiet()
+        context = await store.runs.context("alice", (await talk.turn("And now?")).id)
+        # Computed was what is new: a question, and what does not fill a block.
+        assert context.prompt_tokens - context.cached_tokens < 3 * BLOCK
+        assert context.prompt_tokens > 300
+
+
+async def other_turn(talk):
+    """A whole turn of another conversation."""
+    other = await World(talk.store).conversation()
+    new = NewMessage(content="hi", client_msg_id=ids.uuid7_hex())
+    run = (await talk.made.submit(ALICE, other.id, new)).run
+    await talk.ended(run)
+    return run
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the next turn", "somebody else"])
+async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking, store, same):
+    engine = Watched("Facts\nA cat sat.", slots=1)
+    async with talking(engine) as talk:
+        await folded(talk, engine)
+        before = talk.made.warming.ended["small", "given_up"]
+        used = await rows(talk.url, "SELECT sum(background_units) FROM usage")
+        engine.may_warm.clear()
+        engine.warming.clear()
+        await talk.turn(ASKED)
+        await within(30, engine.warming.wait())
+        # The engine's one place is taken, and no line knows of it.
+        assert (engine.load().running, talk.made.dispatcher.active_count) == (1, 0)
+        run = await talk.turn("Next.") if same else await other_turn(talk)
+        assert (await store.runs.get("alice", run.id)).status is RunStatus.COMPLETE
+        await within(30, one_more(talk, "given_up", before))
+        assert engine.aborted == 1
+        await talk.quiet()
+        # What gave way has cost nothing.
+        assert await rows(talk.url, "SELECT sum(background_units) FROM usage") == used
+
+
+async def test_a_shutdown_waits_for_no_prefix(talking):
+    engine = Watched("Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await folded(talk, engine)
+        engine.may_warm.clear()
+        engine.warming.clear()
+        await talk.turn(ASKED)
+        await within(30, engine.warming.wait())
+        await within(30, talk.made.drain(600))
+        await within(30, _idle(engine))
+        assert not talk.made.warming.busy
+
+
+async def _idle(engine):
+    while engine.load().running:
+        await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_keeps_nothing_is_given_nothing_to_read(talking):
+    engine = Watched("Facts\nA cat sat.", cache_tokens=0)
+    async with talking(engine) as talk:
+        await folded(talk, engine)
+        await talk.turn(ASKED)
+        assert RECALLED in engine.last.messages[-1].content
+        await talk.quiet()
+        assert engine.warmed == []
