@@ -53,10 +53,10 @@ class Reminding:
 
     async def recall(
         self, user_id: str, conversation_id: str, leaf_id: str, through_id: str, question: str,
-        *, budget_tokens: int, model: str,
+        *, lately: str, budget_tokens: int, model: str,
     ) -> tuple[Recalled, ...]:  # fmt: skip
         """As ``scheduler.recall`` does it."""
-        del user_id, conversation_id, leaf_id, through_id, question, model
+        del user_id, conversation_id, leaf_id, through_id, question, lately, model
         self.times += 1
         self.tokens = budget_tokens
         size = budget_tokens // RECALLED_TURNS - FRAME_TOKENS

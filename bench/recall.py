@@ -312,6 +312,7 @@ class Asked:
             self._branch.through,
             self._branch.through,
             question.text,
+            lately="",
             budget_tokens=1000,
             model="none",
         )

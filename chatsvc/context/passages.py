@@ -36,6 +36,8 @@ SHORTEST: Final = 200
 """A passage is not cut shorter than this for the sake of a better place."""
 PASSAGES_IN_CHUNK: Final = 128
 """A chunk is closed when it has so many; the last message may bring more."""
+DAY_TERMS: Final = 3
+"""Of each passage's terms: the day on which it was said."""
 _MOST: Final = 60_000
 """Passages of one message: positions in a chunk have 16 bits. A longer message gets longer passages."""
 _MONTHS: Final = (

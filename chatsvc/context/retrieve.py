@@ -9,13 +9,13 @@ question, and a topic seldom ends with one message.
     score     each of the four stretched to 0 … 1 over all passages (min-max); windows count twice, words as much as
               meaning
 
-What is ranked first need not have to do with the question: the best of nothing is stretched to 1 too. So a passage is
-quoted only if it, or one in its window, is close to the question in meaning or has half of the question's words by
-their weight (``related``).
+Whether anything is quoted at all is decided before, by ``need``. Then only what scores at least ``ENOUGH`` of what the
+best one does.
 
 Laws (tests/unit/test_context_retrieve.py): scores lie in 0 … 1; a passage without a vector is ranked as if its meaning
 were that of the least fitting one, and without any vectors words alone decide; how passages were packed into chunks
-changes nothing; what is chosen never exceeds the budget.
+changes nothing; what is chosen never exceeds the budget; where a greater share of the best score is asked for, it is
+never more.
 
 BM25 as in Robertson and Zaragoza, "The Probabilistic Relevance Framework" (2009), with the never-negative weights
 ln(1 + (N - n + ½)/(n + ½)), and the ``K1`` and ``B`` that are customary for passages. What each of these choices brings
@@ -40,10 +40,8 @@ AROUND: Final = 2
 """Passages to either side that make a window."""
 WINDOW_WEIGHT: Final = 2
 """Of a passage's window, where the passage itself has 1."""
-
-
-SHARE: Final = 0.5
-"""Of the question's words, by their weight: a passage that has so much of them is related whatever its meaning."""
+ENOUGH: Final = 0.5
+"""Of the best score: what is less has next to none of the evidence (docs/benchmarks.md), and costs as much."""
 
 
 class Postings(msgspec.Struct, frozen=True):
@@ -85,34 +83,15 @@ def fused(words: Words | None, cosines: Floats | None) -> Floats:
     return np.asarray(sum(parts) / len(parts), np.float32)
 
 
-def word_shares(passages: int, asked: int, found: Sequence[Postings]) -> Floats:
-    """The share of the question's terms, by their weight, that each passage has: 0 … 1.
+def best(scores: Floats, count: int, *, enough: float = 0.0) -> list[int]:
+    """The positions of the best ``count`` that score at all, best first; of equals the newest.
 
-    ``asked``: how many terms the question has; ``found``: the postings of those that occur.
+    ``enough``: only what scores at least this share of what the best one does.
     """
-    shares = np.zeros(passages, np.float32)
-    whole = (asked - len(found)) * _weight(passages, 0)
-    for postings in found:
-        weight = _weight(passages, len(postings.positions))
-        shares[postings.positions] += weight
-        whole += weight
-    return shares / np.float32(whole) if whole > 0 else shares
-
-
-def related(cosines: Floats, shares: Floats, *, unrelated: float) -> npt.NDArray[np.bool_]:
-    """Which passages may have to do with the question, by themselves or by one in their window.
-
-    ``unrelated``: texts with a smaller cosine have nothing to do with each other. One without a vector may have.
-    """
-    near = ~(cosines < unrelated) | (shares >= SHARE)
-    return np.asarray(_around(near.astype(np.float32)) > 0)
-
-
-def best(scores: Floats, count: int) -> list[int]:
-    """The positions of the best ``count`` that score at all, best first; of equals the newest."""
     newest_first = np.arange(len(scores))[::-1]
     order = newest_first[np.argsort(-scores[newest_first], kind="stable")][:count]
-    return [int(position) for position in order if scores[position] > 0]
+    least = enough * float(scores.max(initial=0))
+    return [int(position) for position in order if scores[position] > 0 and scores[position] >= least]
 
 
 def within(ranked: Iterable[int], tokens: Mapping[int, int], *, budget: int, most: int) -> list[int]:
@@ -129,6 +108,11 @@ def within(ranked: Iterable[int], tokens: Mapping[int, int], *, budget: int, mos
             chosen.append(position)
             left -= tokens[position]
     return chosen
+
+
+def weight(passages: int, having: int) -> float:
+    """Of a word that so many of the passages have: the rarer, the more."""
+    return float(np.log1p((passages - having + 0.5) / (having + 0.5)))
 
 
 def stretched(scores: Floats) -> Floats:
@@ -168,10 +152,6 @@ def _norms(lengths: Floats) -> Floats:
     return np.asarray(K1 * (1 - B + B * lengths / mean) if mean > 0 else np.full_like(lengths, K1), np.float32)
 
 
-def _weight(passages: int, having: int) -> float:
-    return float(np.log1p((passages - having + 0.5) / (having + 0.5)))
-
-
 def _weighted(counts: Floats, norms: Floats) -> Floats:
     passages, having = len(counts), int(np.count_nonzero(counts))
-    return np.asarray(_weight(passages, having) * counts * (K1 + 1) / (counts + norms), np.float32)
+    return np.asarray(weight(passages, having) * counts * (K1 + 1) / (counts + norms), np.float32)

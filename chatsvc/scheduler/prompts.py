@@ -17,6 +17,7 @@ from chatsvc.config import ContextConfig
 from chatsvc.context.assemble import assemble, in_order, question_of
 from chatsvc.context.budget import Budget, check_question, check_system, clipped, cuts, first_fit, reply_limit, split
 from chatsvc.context.material import Assembled, Material, Recalled
+from chatsvc.context.need import lately
 from chatsvc.context.turns import turns
 from chatsvc.conversation import Branch, BranchView, Conversation, Message, Role, Summary
 from chatsvc.errors import EngineUnavailable
@@ -46,10 +47,11 @@ class Recall(Protocol):
         through_id: str,
         question: str,
         *,
+        lately: str,
         budget_tokens: int,
         model: str,
     ) -> tuple[Recalled, ...]:
-        """Turns of the branch that ends in ``leaf_id``, at or before ``through_id``; in time, or none. Never raises."""
+        """Turns up to ``through_id`` needed beside what was said ``lately``; in time, or none; never raises."""
         ...
 
 
@@ -134,9 +136,9 @@ class Prompts:
         return self._config
 
     async def recalled(
-        self, user_id: str, wanted: Wanted, through_id: str, question: str, budget: int
+        self, user_id: str, wanted: Wanted, through_id: str, question: str, said: str, budget: int
     ) -> Sequence[Recalled]:
-        """The turns to quote, the best first."""
+        """The turns to quote, the best first. ``said`` stands in the prompt."""
         if self._recall is None or budget <= 0 or wanted.leaf_id is None:
             return ()
         return await self._recall.recall(
@@ -145,6 +147,7 @@ class Prompts:
             wanted.leaf_id,
             through_id,
             question,
+            lately=said,
             budget_tokens=budget,
             model=wanted.model,
         )
@@ -246,7 +249,8 @@ class _Making:
         if through is None or not self._asked:
             return ()
         user_id = self._wanted.conversation.user_id
-        found = await self._prompts.recalled(user_id, self._wanted, through, self._asked, budget.recalled)
+        said = lately(reversed(self._turns[cut:]), self._asked)
+        found = await self._prompts.recalled(user_id, self._wanted, through, self._asked, said, budget.recalled)
         seen = {message.id for message in await self._pins(budget, cut)}
         return [turn for turn in found if not seen.issuperset(turn.message_ids)]
 

@@ -1,7 +1,7 @@
 """Finds what was said long ago for a new question: reads the branch's index, ranks, and quotes what fits.
 
     question ─┬▶ embedder ─▶ vector ─┐
-              └▶ store: chunks ──────┴▶ context.retrieve ─▶ store: texts of the best ─▶ as many as fit
+              └▶ store: chunks ──────┴▶ context.need? ─▶ context.retrieve ─▶ store: texts of the best ─▶ as many as fit
 
 A reply never waits for long: what is not there in time (a model that loads, a chunk that is not indexed, a store that
 is slow) is done without, and is made up for in the background.
@@ -17,13 +17,13 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.context.material import Recalled
+from chatsvc.context.need import Need, need
 from chatsvc.context.passages import Words, cosines, question_keys
-from chatsvc.context.retrieve import Floats, Postings, best, fused, joined, related, word_shares, words_scores
+from chatsvc.context.retrieve import ENOUGH, Floats, Postings, best, fused, joined, words_scores
 from chatsvc.context.words import VERSION, terms
 from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable, StoreUnavailable
@@ -98,22 +98,24 @@ class Recall:
         through_id: str,
         question: str,
         *,
+        lately: str,
         budget_tokens: int,
         model: str,
     ) -> tuple[Recalled, ...]:
         """What was said in the branch up to ``through_id`` and fits the question, the best first; never raises.
 
-        ``leaf_id`` ends the branch that ``through_id`` lies on.
+        Nothing where the question can do without (``context.need``). ``leaf_id`` ends the branch that ``through_id``
+        lies on; ``lately`` is what was said last, which the prompt has anyway.
         """
         branch = RecallBranch(user_id=user_id, conversation_id=conversation_id, through=through_id)
-        key = (branch, question, budget_tokens, model)
+        key = (branch, question, lately, budget_tokens, model)
         if (kept := self._answers.get(key)) is not None and self._clock.monotonic() - kept[0] < _KEPT_S:
             return kept[1]
         if not terms(question):
             return ()  # nothing was said that could be compared
         try:
             async with asyncio.timeout(DEADLINE_S):
-                complete, found = await self._find(branch, question, budget_tokens, model)
+                complete, found = await self._find(branch, question, lately, budget_tokens, model)
         except (TimeoutError, StoreUnavailable, EngineUnavailable) as error:
             _log.warning("nothing recalled: not in time", reason=str(error) or type(error).__name__)
             return ()
@@ -126,7 +128,7 @@ class Recall:
         return found
 
     async def _find(
-        self, branch: RecallBranch, question: str, budget_tokens: int, model: str
+        self, branch: RecallBranch, question: str, lately: str, budget_tokens: int, model: str
     ) -> tuple[bool, tuple[Recalled, ...]]:
         """What to quote, and whether all that may be found was looked at."""
         embedding = self._embed(question)
@@ -139,9 +141,9 @@ class Recall:
             return False, ()
         vector = await _in_time(embedding)
         passages = sum(chunk.passages for chunk in chunks)
-        rank = partial(_rank, chunks, question, vector, self._most * _CANDIDATES, unrelated=unrelated)
+        rank = partial(_rank, chunks, question, lately, vector, self._most * _CANDIDATES, unrelated=unrelated)
         ranked = await asyncio.to_thread(rank) if passages > _OFFLOAD else rank()
-        stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked])
+        stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked]) if ranked else ()
         scored = [Scored(passage, *ranked[passage.place - 1][1:]) for passage in stored]
         chosen = await self._within(scored, budget_tokens, model)
         return not lacking and (vector is not None or embedding is None), chosen
@@ -226,8 +228,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
     starts: list[int]
     scores: Floats
-    related: npt.NDArray[np.bool_] | None
-    """Which of them may have to do with the question; None: not known."""
+    need: Need
 
 
 def scores_of(
@@ -235,10 +236,11 @@ def scores_of(
     question: str,
     vector: Floats | None,
     *,
+    lately: str = "",
     words: bool = True,
     unrelated: float | None = None,
 ) -> Ranked:
-    """Score every passage of a branch. ``words`` False: by meaning alone, to compare."""
+    """Score every passage of a branch, and whether any is needed. ``words`` False: by meaning alone, to compare."""
     wanted = question_keys(question)
     starts: list[int] = []
     lengths: list[Floats] = []
@@ -254,23 +256,29 @@ def scores_of(
         if vector is not None:
             meaning.append(cosines(chunk.vectors, chunk.passages, vector))
         position += chunk.passages
-    occurring = [joined(parts) for parts in found.values()]
-    by_words = words_scores(np.concatenate(lengths), occurring) if words else None
+    occurring = {number: joined(parts) for number, parts in found.items()}
+    every = np.concatenate(lengths)
+    by_words = words_scores(every, occurring.values()) if words else None
     by_meaning = np.concatenate(meaning) if vector is not None else None
-    known = None
-    if by_meaning is not None and unrelated is not None:
-        known = related(by_meaning, word_shares(position, len(wanted), occurring), unrelated=unrelated)
-    return Ranked(starts, fused(by_words, by_meaning), known)
+    said = np.isin(wanted, question_keys(lately))
+    return Ranked(starts, fused(by_words, by_meaning), need(every, occurring, said, by_meaning, unrelated=unrelated))
 
 
 def _rank(
-    chunks: Sequence[StoredChunk], question: str, vector: Floats | None, count: int, *, unrelated: float | None
+    chunks: Sequence[StoredChunk],
+    question: str,
+    lately: str,
+    vector: Floats | None,
+    count: int,
+    *,
+    unrelated: float | None,
 ) -> list[tuple[tuple[int, int], int, float]]:
-    """The best passages: (chunk, position in it), position in the branch, score. None that are not related."""
-    ranked = scores_of(chunks, question, vector, unrelated=unrelated)
-    scores = ranked.scores if ranked.related is None else np.where(ranked.related, ranked.scores, np.float32(0))
+    """The best passages: (chunk, position in it), position in the branch, score. None where nothing old is needed."""
+    ranked = scores_of(chunks, question, vector, lately=lately, unrelated=unrelated)
+    if not ranked.need.met:
+        return []
     places: list[tuple[tuple[int, int], int, float]] = []
-    for position in best(scores, count):
+    for position in best(ranked.scores, count, enough=ENOUGH):
         number = int(np.searchsorted(ranked.starts, position, side="right")) - 1
         place = chunks[number].id, position - ranked.starts[number]
         places.append((place, position, float(ranked.scores[position])))

@@ -19,8 +19,8 @@ class Reminding:
     def __init__(self) -> None:
         self.times = 0
 
-    async def recall(self, *_asked: object, budget_tokens: int, model: str) -> tuple[Recalled, ...]:
-        del budget_tokens, model
+    async def recall(self, *_asked: object, lately: str, budget_tokens: int, model: str) -> tuple[Recalled, ...]:
+        del lately, budget_tokens, model
         self.times += 1
         text = f"user: {self.times} {FORGED}"
         return (Recalled(message_ids=("msg_old",), text=text, said_at=BEGAN, score=1.0, tokens=9),)

@@ -63,13 +63,14 @@ async def index(store, *branches, embedder=None):
         pass
 
 
-async def ask(recall, branch, question, *, budget_tokens=1000):
+async def ask(recall, branch, question, *, lately="", budget_tokens=1000):
     return await recall.recall(
         branch.user_id,
         branch.conversation_id,
         branch.through,
         branch.through,
         question,
+        lately=lately,
         budget_tokens=budget_tokens,
         model="small",
     )

@@ -62,11 +62,26 @@ async def test_for_a_question_that_nothing_has_to_do_with_nothing_is_quoted(stor
     branch = branch_of(conversation, path[-1])
     await index(store, branch, embedder=embedder)
     far, near = "zzzz yyyy vvvv ss", "questions"
-    assert lines(await ask(recall_of(store, embedder), branch, far))  # of this model nothing is known
-    embedder.unrelated = 0.5
-    recall = recall_of(store, embedder)
-    assert await ask(recall, branch, far) == ()
-    assert "User: question 1" in lines(await ask(recall, branch, near))
+    for unrelated in (None, 0.5):
+        embedder.unrelated = unrelated
+        recall = recall_of(store, embedder)
+        assert await ask(recall, branch, far) == ()
+        assert "User: question 1" in lines(await ask(recall, branch, near))
+    embedder.unrelated = 0.999
+    assert await ask(recall_of(store, embedder), branch, near) == ()  # half of what was said has this word
+
+
+async def test_what_was_said_just_now_is_not_looked_for_further_back(store, world, embedder):
+    conversation = await world.conversation()
+    _, told = await said(world, conversation, None, "My dentist is called Dr. Quillfeather.", "Noted.")
+    path = await world.turns_after(conversation, told, 20)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch)
+    recall = recall_of(store)
+    asked, answered = "What was the name of my dentist?", "The name of your dentist was Dr. Quillfeather."
+    assert await ask(recall, branch, asked)
+    assert await ask(recall, branch, asked, lately=answered) == ()
+    assert await ask(recall, branch, asked, lately="The train to Lisbon leaves at seven.")
 
 
 async def test_without_vectors_words_decide_and_the_vectors_are_made_up_for(store, world, embedder):
@@ -192,13 +207,13 @@ async def test_what_is_not_indexed_yet_is_asked_for_by_the_first_question(store,
 async def test_what_is_quoted_fits_and_pinned_messages_are_not_quoted(store, world, postgres_url):
     conversation = await world.conversation()
     long = " ".join(f"The answer number {n} is a sentence about herons." for n in range(200))
-    user_id, _ = await said(world, conversation, None, "herons herons", "ok")
+    user_id, _ = await said(world, conversation, None, "herons 77 herons", "ok")
     _, leaf = await said(world, conversation, user_id and (await head(store, conversation)), "tell me", long)
     await rows_committed(postgres_url, f"UPDATE messages SET pinned = true WHERE id = '{user_id}'")
     branch = branch_of(conversation, leaf)
     await index(store, branch)
     for budget in (0, 30, 300, 1000):
-        found = await ask(recall_of(store, most=4), branch, "herons sentence", budget_tokens=budget)
+        found = await ask(recall_of(store, most=4), branch, "herons sentence 77", budget_tokens=budget)
         assert sum(turn.tokens for turn in found) <= budget
         assert len(lines(found)) <= 4
         assert all(len(line) < 900 for line in lines(found))
@@ -211,7 +226,7 @@ async def test_neighbours_are_quoted_together_but_not_without_end(store, world):
     path = await world.turns(conversation, 12)
     branch = branch_of(conversation, path[-1])
     await index(store, branch)
-    found = await ask(recall_of(store, most=100), branch, "question answer 1 2 3 4 5 6 7 8 9 10 11")
+    found = await ask(recall_of(store, most=100), branch, "question answer")
     assert len(lines(found)) > 12
     assert all(len(turn.message_ids) <= recall_module.TOGETHER for turn in found)
     for turn in found:

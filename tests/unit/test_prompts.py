@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moved_clock import another_day
 
 from chatsvc.config import ContextConfig
+from chatsvc.context.assemble import KEPT, PINNED, READ, SUMMARY
 from chatsvc.context.material import Recalled
 from chatsvc.context.turns import turns
 from chatsvc.conversation import BranchView, Conversation, Message, Role, Summary
@@ -75,7 +76,7 @@ class Remembering:
         self.found = tuple(found)
         self.asked = []
 
-    async def recall(self, user_id, conversation_id, leaf_id, through_id, question, *, budget_tokens, model):
+    async def recall(self, user_id, conversation_id, leaf_id, through_id, question, *, lately, budget_tokens, model):
         self.asked.append((user_id, conversation_id, leaf_id, through_id, question, budget_tokens, model))
         return self.found
 
@@ -92,17 +93,17 @@ def wanted(branch, question, *, system=None, folded=None, pinned=(), **more):
     )  # fmt: skip
 
 
-def shown_turns(prompt, branch):
-    """How many of the newest turns stand verbatim, whole and in order in front of the last message."""
-    messages = [(shown.role, shown.content) for shown in prompt.messages[:-1]]
-    whole = list(turns(branch))
-    for kept in range(len(whole), -1, -1):
-        tail = [
-            (kept_message.role, kept_message.content) for turn in whole[len(whole) - kept :] for kept_message in turn
-        ]
-        if not tail or messages[-len(tail) :] == tail:
-            return kept
-    return 0
+def in_front_of(prompt, branch, left_out):
+    """What is shown before the verbatim turns: these stand whole, in order, and right before the last message."""
+    tail = [ChatMessage(said.role, said.content) for turn in list(turns(branch))[left_out:] for said in turn]
+    *shown, _ = prompt.messages
+    assert shown[len(shown) - len(tail) :] == tail
+    return shown[: len(shown) - len(tail)]
+
+
+def pins_in(shown):
+    """What was pinned, of messages that show nothing else; without the words that stand for a missing counterpart."""
+    return [each for each in shown if each not in (ChatMessage(Role.USER, PINNED), ChatMessage(Role.ASSISTANT, KEPT))]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -142,11 +143,19 @@ def test_a_prompt_fits_with_its_reply_and_has_all_that_must_be_there(
     assert prompt.tokens + (requested or min(4096, window // 4)) <= window
     assert prompt.tokens + prepared.reply_limit <= window
     assert asyncio.run(engine(window).render(prompt.messages)).token_ids == prompt.token_ids
-    assert [shown.role for shown in prompt.messages].count(Role.SYSTEM) == bool(system)
-    assert not system or prompt.messages[0] == ChatMessage(Role.SYSTEM, system)
     assert prompt.messages[-1].role is Role.USER
     assert prompt.messages[-1].content.endswith(question)
-    assert shown_turns(prompt, branch) >= len(list(turns(branch))) - report.left_out
+    front = in_front_of(prompt, branch, report.left_out)
+    if system:
+        assert front.pop(0) == ChatMessage(Role.SYSTEM, system)
+    if report.summary:
+        assert front.pop(0).content.startswith(SUMMARY)
+        assert front.pop(0) == ChatMessage(Role.ASSISTANT, READ)
+    # The rest is pins, the newest of those that are not shown in their place: nothing is between them and the turns.
+    hidden = [said for turn in list(turns(branch))[: report.left_out] for said in turn if said.pinned]
+    hidden = [ChatMessage(said.role, said.content) for said in hidden if said.role is not Role.TOOL]
+    shown = pins_in(front)
+    assert shown == hidden[len(hidden) - len(shown) :]
     parts = msgspec.structs.asdict(report.parts)
     assert sum(parts.values()) == report.prompt_tokens == prompt.tokens
     assert all(count >= 0 for count in parts.values()), parts

@@ -1,0 +1,138 @@
+"""Does a new message need anything old? Pure. What is needed is ranked by ``retrieve``.
+
+What is ranked first need not have to do with the message: something always is. And what is recalled is computed anew
+in every turn, so an ordinary message, which goes on from what was said just now, recalls nothing. Four things tell:
+
+    share      of the message's words, by their weight, what the one old passage has that has most of them
+    lately     of the same words, what occurs in what was said last and stands in the prompt anyway
+    closeness  how much closer in meaning the closest old passage is than old passages usually are to this message
+    need       share - ``LATELY`` x lately + closeness; at least ``NEEDED``, or nothing is recalled
+
+A word's weight is that of the ranking: a word that is rare in the old part weighs much, one that is everywhere next to
+nothing. A message whose words are all common, or that brings many words of its own, has a small share in any single
+passage; one that goes on about the last subject has its words there. So this works in any language that can be split
+into words, and without vectors: where there are none (no embedder, or not all made yet), there is no closeness, and
+``NEEDED_BY_WORDS`` is enough.
+
+Two things would deceive: a passage that says only what the message says itself ("Thanks!", "Go on.") has nothing to
+tell, and is no reason; and who asks once more what was asked a moment ago has not found the answer in what was said
+lately, so that turn does not count (``lately``).
+
+Laws (tests/unit/test_context_need.py): share, lately and closeness lie in 0 … 1; more that was said lately never makes
+anything old more needed, nor does a greater ``NEEDED``; one word that a single old passage has, beside others, and
+nothing that was said lately has, is always enough; by words alone nothing is needed whose words no passage has.
+
+What the constants bring is measured by bench/recall_floor.py, see docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from chatsvc.context.passages import DAY_TERMS
+from chatsvc.context.retrieve import Floats, Postings, weight
+from chatsvc.context.words import terms
+from chatsvc.conversation import Message, Role
+
+NEEDED: Final = 0.6
+NEEDED_BY_WORDS: Final = 0.125
+LATELY: Final = 0.7
+"""Not all of it: a question about something old may well use a word of the last subject."""
+LATELY_CHARS: Final = 1600
+"""From the end of what stands verbatim in the prompt: the subject at hand. In much more text any word occurs."""
+LEAST_WORDS: Final = 1.5
+"""A message's words weigh at least so many words that occur once: "What do you think?" has less to be found by."""
+AGAIN: Final = 2 / 3
+"""Of a message's terms: one that has so many of them in common with one before asks the same again."""
+UNLIKE: Final = 16
+"""So many passages are imagined that are not at all like the message: a few real ones do not tell what is usual."""
+
+
+class Need(msgspec.Struct, frozen=True):
+    """See the module's docstring. ``closeness`` None: not known."""
+
+    share: float
+    lately: float
+    closeness: float | None
+
+    @property
+    def met(self) -> bool:
+        """Whether anything old is worth its tokens."""
+        words = self.share - LATELY * self.lately
+        if self.closeness is None:
+            return words >= NEEDED_BY_WORDS
+        return words + self.closeness >= NEEDED
+
+
+def need(
+    lengths: Floats,
+    found: Mapping[int, Postings],
+    lately: npt.NDArray[np.bool_],
+    cosines: Floats | None,
+    *,
+    unrelated: float | None,
+) -> Need:
+    """What a message needs of old passages.
+
+    ``lengths``: terms of each passage, with those of its day; ``found``: where those of the message's terms occur that
+    do, by their number; ``lately``: for each of its terms, whether it was said lately; ``cosines``: of every passage,
+    NaN where it has no vector; ``unrelated``: texts with a smaller one have nothing to do with each other, None where
+    that is not known.
+    """
+    passages = len(lengths)
+    weights = np.array([weight(passages, len(found[n].positions) if n in found else 0) for n in range(len(lately))])
+    whole = max(float(weights.sum()), LEAST_WORDS * weight(passages, 1))
+    shares, more = np.zeros(passages), lengths - DAY_TERMS
+    for number, postings in found.items():
+        shares[postings.positions] += weights[number]
+        more[postings.positions] -= postings.counts
+    telling = more > 0
+    return Need(
+        float(shares[telling].max(initial=0)) / whole,
+        float(weights[lately].sum()) / whole,
+        None if cosines is None else closeness(cosines, telling, unrelated=unrelated),
+    )
+
+
+def closeness(cosines: Floats, telling: npt.NDArray[np.bool_], *, unrelated: float | None) -> float | None:
+    """Of the passages that have something to tell, 0 … 1; None where one has no vector: it may be the one.
+
+    Measured from what is usual in this conversation and for this message, so that it means the same with any model, in
+    any language and on any subject.
+    """
+    if not len(cosines) or not np.isfinite(cosines).all():
+        return None
+    nearest = min(1.0, float(cosines[telling].max(initial=-1)))
+    if unrelated is not None and nearest < unrelated:
+        return 0.0
+    usual = max(0.0, float(cosines.sum()) / (len(cosines) + UNLIKE))
+    return max(0.0, nearest - usual) / (1 - usual)
+
+
+def lately(turns: Iterable[Sequence[Message]], question: str) -> str:
+    """What was said last, at most ``LATELY_CHARS`` of it, but for the turns in which the same was asked.
+
+    ``turns``: those that stand verbatim in front of the question, the newest first.
+    """
+    asked = set(terms(question))
+    said: list[str] = []
+    room = LATELY_CHARS
+    for turn in turns:
+        if room <= 0:
+            break
+        if asked and any(message.role is Role.USER and _asks(message.content, asked) for message in turn):
+            continue
+        for message in reversed(turn):
+            said.append(message.content[-room:] if room > 0 else "")
+            room -= len(message.content)
+    return "\n".join(reversed(said))
+
+
+def _asks(content: str, asked: set[str]) -> bool:
+    """A message with so many of the question's terms asks the same. Nobody asks at the beginning of a long one."""
+    return len(asked.intersection(terms(content[-LATELY_CHARS:]))) >= AGAIN * len(asked)
