@@ -114,6 +114,7 @@ async def test_a_conversation_is_deleted_only_after_a_yes(visit):
     assert await tab.api("GET", f"v1/conversations/{conversation}") == 404
     await tab.page.goto(f"{tab.base_url}/c/{conversation}")
     await expect(tab.page.get_by_text("does not exist, or is not yours")).to_be_visible()
+    await expect(tab.page.get_by_role("heading", name="Not found")).to_be_visible()
 
 
 async def test_back_and_forward_move_between_conversations(visit):

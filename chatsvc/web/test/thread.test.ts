@@ -221,6 +221,22 @@ test("a continued reply begins with the kept text, also before its stream and in
   assert.equal(thread.tree.value.byId.get("a1")?.content, "text of a1");
 });
 
+test("what was given up for a reply is told while it waits, also in the eyes of a store that does not say it", async () => {
+  const conversation = brokenOff();
+  const { thread } = setUp("conv_1", {
+    conversation: () => Promise.resolve(conversation),
+    answerAgain: () => Promise.resolve({ ...accepted(2), user_message_id: "u1", status: "queued", degraded: ["max_tokens"] }),
+  });
+  await thread.load();
+  await thread.regenerate("u1");
+  assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
+  conversation.messages.push({ ...stored("a2", "u1", "assistant", "queued"), content: "" });
+  conversation.head_message_id = "a2";
+  await thread.load();
+  assert.equal(thread.branch.value[1]?.id, "a2");
+  assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
+});
+
 test("an answer asked for twice before it is known to be taken is one answer; asked for later it is another", async () => {
   const asked: string[] = [];
   let fail = true;

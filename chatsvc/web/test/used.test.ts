@@ -3,11 +3,12 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { limitsOf, readDuration, readLimits } from "../src/api/limits.ts";
 import { ApiError, Client } from "../src/api/client.ts";
+import type { Message } from "../src/api/types.ts";
 import { explain } from "../src/state/notices.ts";
 import { readUsed, turnsOf } from "../src/stream/used.ts";
 import { budgetText } from "../src/text/budget.ts";
 import { duration, timeOf } from "../src/text/time.ts";
-import { degradedText } from "../src/view/Status.tsx";
+import { degradedText, remarkOn } from "../src/view/Status.tsx";
 
 const PARTS = { system: 10, memory: 0, summary: 20, pinned: 0, verbatim: 30, recalled: 5, question: 7 };
 
@@ -94,4 +95,29 @@ test("what was given up for a reply is one sentence", () => {
     degradedText(["model", "max_tokens", "history"], "tiny"),
     "The service is busy: this reply comes from a smaller model (tiny), is kept short and was given less of the conversation.",
   );
+});
+
+test("of a reply that never began it is not said what was given up for it", () => {
+  const message: Message = {
+    id: "a1",
+    parent_id: "u1",
+    role: "assistant",
+    content: "",
+    status: "queued",
+    model: null,
+    response_id: "resp_a1",
+    finish_reason: null,
+    tokens: null,
+    created_at: "2026-01-01T00:00:00Z",
+    degraded: ["max_tokens"],
+  };
+  const of = (change: Partial<Message>): string | null => remarkOn({ reply: null, message: { ...message, ...change }, known: [] });
+  assert.equal(of({}), "The service is busy: this reply is kept short.");
+  assert.equal(of({ status: "failed" }), null);
+  assert.equal(of({ status: "failed", content: "It began so." }), "The service is busy: this reply is kept short.");
+});
+
+test("a refusal for want of time says so, and when to try again", () => {
+  const late = new ApiError(503, "too_late", "", true, 20);
+  assert.equal(explain(late), "So many people are waiting that this would begin too late. Try again in 20 s. Your text is kept.");
 });

@@ -32,6 +32,7 @@ const ADVICE: Record<string, Advice> = {
     return `${count} of yours ${open === 1 ? "is" : "are"} still running. Wait for one to end or stop one, then send again.`;
   },
   quota_exceeded: (error) => `Your budget does not cover this message now. ${error.message} Try again ${when(error)}. ${kept}`,
+  too_late: (error) => `So many people are waiting that this would begin too late. Try again ${when(error)}. ${kept}`,
   queue_full: (error) => `Too many people are waiting just now. Try again ${when(error)}. ${kept}`,
   conversation_busy: () => `A reply is still running here. Send again when it has ended, or stop it first. ${kept}`,
   payload_too_large: () => "This message is too large to send. Shorten it, please.",

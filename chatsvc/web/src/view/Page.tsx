@@ -46,7 +46,7 @@ export function Page() {
               app.drawer.value = true;
             }}
           />
-          <h1>{thread.id.value === null ? "New chat" : titleOf(thread.title.value)}</h1>
+          <h1>{headingOf(thread)}</h1>
           <ModelPicker thread={thread} />
           <Meter thread={thread} />
           <IconButton class="only-narrow" icon="compose" label="New chat" onClick={() => app.newChat()} />
@@ -56,6 +56,11 @@ export function Page() {
       <MemoryDialog />
     </div>
   );
+}
+
+function headingOf(thread: Thread): string {
+  if (thread.id.value === null) return "New chat";
+  return thread.state.value === "missing" ? "Not found" : titleOf(thread.title.value);
 }
 
 function ThreadView({ thread }: { thread: Thread }) {

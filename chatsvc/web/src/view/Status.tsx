@@ -50,9 +50,15 @@ interface DegradedProps {
   known: readonly string[];
 }
 
-export function Degraded({ reply, message, known }: DegradedProps) {
+/** What is said of a reply; of one that never began there is nothing to say. */
+export function remarkOn({ reply, message, known }: DegradedProps): string | null {
+  if (message.status === "failed" && message.content === "") return null;
   const told = [reply?.degraded, message.degraded, known].find((each) => each !== undefined && each.length > 0);
-  const text = degradedText(told ?? [], reply?.model ?? message.model);
+  return degradedText(told ?? [], reply?.model ?? message.model);
+}
+
+export function Degraded(props: DegradedProps) {
+  const text = remarkOn(props);
   return text === null ? null : <p class="remark">{text}</p>;
 }
 
