@@ -130,22 +130,42 @@ async def test_a_fold_whose_base_was_edited_meanwhile_fails_and_the_edit_stays(w
     assert (run.status, run.error_code) == (RunStatus.FAILED, "summary_changed")
 
 
-async def test_of_a_fold_and_an_edit_that_race_neither_overwrites_what_it_has_not_seen(world, store):
-    for _ in range(12):
-        conversation = await world.conversation()
-        path = await world.turns(conversation, 2)
-        first = await folded(store, conversation, path[1])
-        fold = await claimed(store, conversation, path[3], first.id)
-        committed, mine = await asyncio.gather(commit(store, fold), edit(store, conversation, first))
-        summaries = await on_branch(store, conversation)
-        if committed is Committed.YES:
-            # The fold was first: the edit is a later version of what it went on from.
-            assert summaries[0].previous_id == first.id
-            assert summaries[1] == mine
-            assert summaries[0].created_at <= mine.created_at
-        else:
-            assert committed is Committed.CHANGED
-            assert summaries == (mine,)
+@pytest.mark.parametrize("first", ["fold", "edit"])
+async def test_of_a_fold_and_an_edit_that_race_neither_overwrites_what_it_has_not_seen(
+    world, store, postgres_url, first
+):
+    """Both wait for the conversation, and get it in the order in which they came."""
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 2)
+    base = await folded(store, conversation, path[1])
+    fold = await claimed(store, conversation, path[3], base.id)
+    calls = {"fold": lambda: commit(store, fold), "edit": lambda: edit(store, conversation, base)}
+    racing = {}
+    async with await psycopg.AsyncConnection.connect(postgres_url) as holding:
+        await holding.execute("SELECT 1 FROM conversations WHERE id = %s FOR UPDATE", [conversation.id])
+        for name in sorted(calls, key=lambda name: name != first):
+            racing[name] = asyncio.create_task(calls[name]())
+            await waiting_for_locks(postgres_url, len(racing))
+    committed, mine = await asyncio.gather(racing["fold"], racing["edit"])
+    summaries = await on_branch(store, conversation)
+    if first == "fold":
+        # The edit is a later version of what the fold went on from.
+        assert committed is Committed.YES
+        assert (summaries[0].through_message_id, summaries[0].previous_id) == (path[3], base.id)
+        assert summaries[1:] == (mine,)
+        assert summaries[0].created_at <= mine.created_at
+    else:
+        assert committed is Committed.CHANGED
+        assert summaries == (mine,)
+    assert mine.previous_id == base.id
+
+
+async def waiting_for_locks(url, count):
+    """Return once so many of this database's connections wait for one."""
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(url, autocommit=True) as watching:
+        while await (await watching.execute(sql)).fetchone() != (count,):
+            await asyncio.sleep(0.005)
 
 
 async def test_of_many_edits_of_one_version_one_is_taken_and_the_others_are_told(world, store):

@@ -22,6 +22,8 @@ from chatsvc.prompt import ChatMessage
 from chatsvc.run import RunStatus
 from chatsvc.scheduler.prompts import Prompts, Wanted
 
+PER_MESSAGE = 4
+"""Tokens of the scripted engine's template around a message."""
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 WORDS = ("word ", "fünf ", "日本語の長い文", "नमस्ते ", "🙂", "def f(x):\n\treturn x\n", "\n\n", "<|im_end|>")
 # A text is one of these so many times: sizes matter here, not letters.
@@ -93,17 +95,39 @@ def wanted(branch, question, *, system=None, folded=None, pinned=(), **more):
     )  # fmt: skip
 
 
-def in_front_of(prompt, branch, left_out):
-    """What is shown before the verbatim turns: these stand whole, in order, and right before the last message."""
-    tail = [ChatMessage(said.role, said.content) for turn in list(turns(branch))[left_out:] for said in turn]
-    *shown, _ = prompt.messages
-    assert shown[len(shown) - len(tail) :] == tail
-    return shown[: len(shown) - len(tail)]
+def pins_shown(prepared, branch, *, system=None, folded=()):
+    """The pinned messages that are shown out of their place, of those that were ``folded`` or are left out.
+
+    Requires that the prompt is system prompt, summary, pins, the turns that are not left out, and one more message, in
+    that order, each part whole, and nothing else: what stands between the pins and the turns would be taken for said.
+    """
+    *front, _ = prepared.prompt.messages
+    if system:
+        assert front.pop(0) == ChatMessage(Role.SYSTEM, system)
+    if prepared.report.summary:
+        assert front.pop(0).content.startswith(SUMMARY)
+        assert front.pop(0) == ChatMessage(Role.ASSISTANT, READ)
+    whole = list(turns(branch))
+    hidden, shown = [
+        [said for turn in some for said in turn]
+        for some in (whole[: prepared.report.left_out], whole[prepared.report.left_out :])
+    ]
+    tail = as_shown(shown)
+    assert front[len(front) - len(tail) :] == tail
+    pins, pinned = front[: len(front) - len(tail)], []
+    for asked, said in zip(pins[::2], pins[1::2], strict=True):
+        assert (asked.role, said.role) == (Role.USER, Role.ASSISTANT)
+        # A few words stand for the counterpart of a message that is pinned alone.
+        pair = [each for each in (asked, said) if each.content not in (PINNED, KEPT)]
+        assert pair
+        pinned += pair
+    hidden = as_shown(said for said in (*folded, *hidden) if said.pinned and said.role is not Role.TOOL)
+    assert pinned == hidden[len(hidden) - len(pinned) :]
+    return pinned
 
 
-def pins_in(shown):
-    """What was pinned, of messages that show nothing else; without the words that stand for a missing counterpart."""
-    return [each for each in shown if each not in (ChatMessage(Role.USER, PINNED), ChatMessage(Role.ASSISTANT, KEPT))]
+def as_shown(messages):
+    return [ChatMessage(message.role, message.content) for message in messages]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -145,17 +169,7 @@ def test_a_prompt_fits_with_its_reply_and_has_all_that_must_be_there(
     assert asyncio.run(engine(window).render(prompt.messages)).token_ids == prompt.token_ids
     assert prompt.messages[-1].role is Role.USER
     assert prompt.messages[-1].content.endswith(question)
-    front = in_front_of(prompt, branch, report.left_out)
-    if system:
-        assert front.pop(0) == ChatMessage(Role.SYSTEM, system)
-    if report.summary:
-        assert front.pop(0).content.startswith(SUMMARY)
-        assert front.pop(0) == ChatMessage(Role.ASSISTANT, READ)
-    # The rest is pins, the newest of those that are not shown in their place: nothing is between them and the turns.
-    hidden = [said for turn in list(turns(branch))[: report.left_out] for said in turn if said.pinned]
-    hidden = [ChatMessage(said.role, said.content) for said in hidden if said.role is not Role.TOOL]
-    shown = pins_in(front)
-    assert shown == hidden[len(hidden) - len(shown) :]
+    pins_shown(prepared, branch, system=system)
     parts = msgspec.structs.asdict(report.parts)
     assert sum(parts.values()) == report.prompt_tokens == prompt.tokens
     assert all(count >= 0 for count in parts.values()), parts
@@ -259,6 +273,38 @@ def test_nothing_is_recalled_while_all_is_shown():
     branch = branch_of([("word", ["assistant"], "word")], "right")
     asyncio.run(prompts(512, recall).prepare(wanted(branch, "hi")))
     assert recall.asked == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    window=st.integers(400, 1200),
+    sizes=st.lists(st.integers(1, 40), min_size=24, max_size=24),
+    pins=st.sets(st.integers(0, 19), min_size=1, max_size=8),
+    folded=st.lists(st.integers(1, 40), max_size=3),
+)
+def test_of_what_is_pinned_and_left_out_the_newest_that_fit_a_quarter_are_shown_right_before_the_turns(
+    window, sizes, pins, folded
+):
+    roles = (Role.USER, Role.ASSISTANT)
+    branch = tuple(
+        message(number, roles[number % 2], f"number {number} " + "word " * size, pinned=number in pins)
+        for number, size in enumerate(sizes)
+    )
+    earlier = tuple(
+        message(100 + n, Role.USER, f"long ago {n} " + "word " * size, pinned=True) for n, size in enumerate(folded)
+    )
+    summed_up = "Facts\n- A cat." if folded else None
+    prepared = asyncio.run(prompts(window).prepare(wanted(branch, "And now?", folded=summed_up, pinned=earlier)))
+    shown = pins_shown(prepared, branch, folded=earlier)
+    room, fit = (window - window // 4) // 4, []
+    left_out = [said for turn in list(turns(branch))[: prepared.report.left_out] for said in turn]
+    for pin in reversed([*earlier, *(said for said in left_out if said.pinned)]):
+        # With the message that stands beside it, whose words are few: the template's tokens twice.
+        room -= len(encode(pin.content)) + 2 * PER_MESSAGE
+        if room < 0:
+            break
+        fit.insert(0, pin)
+    assert shown == as_shown(fit)
 
 
 def test_a_pinned_message_that_is_left_out_is_shown_all_the_same():
