@@ -221,9 +221,9 @@ test("a continued reply begins with the kept text, also before its stream and in
   assert.equal(thread.tree.value.byId.get("a1")?.content, "text of a1");
 });
 
-test("what was given up for a reply is told while it waits, also in the eyes of a store that does not say it", async () => {
+test("what was given up for a reply is told while it waits and when it has ended, though the store does not say it", async () => {
   const conversation = brokenOff();
-  const { thread } = setUp("conv_1", {
+  const { thread, sources } = setUp("conv_1", {
     conversation: () => Promise.resolve(conversation),
     answerAgain: () => Promise.resolve({ ...accepted(2), user_message_id: "u1", status: "queued", degraded: ["max_tokens"] }),
   });
@@ -234,6 +234,11 @@ test("what was given up for a reply is told while it waits, also in the eyes of 
   conversation.head_message_id = "a2";
   await thread.load();
   assert.equal(thread.branch.value[1]?.id, "a2");
+  assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
+  sources.get("/v1/responses/resp_a2/stream")?.say("done", 1, { finish_reason: "length", usage: {} });
+  conversation.messages[2] = stored("a2", "u1", "assistant");
+  await thread.load();
+  assert.equal(thread.branch.value[1]?.status, "complete");
   assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
 });
 
