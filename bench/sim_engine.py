@@ -13,6 +13,8 @@ import msgspec
 from sim_policies import Answer, Policy
 from sim_traces import Job, Trace
 
+from chatsvc.scheduler.spared import Fullness
+
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's size and speed. The defaults: a 7 B model on a 24 GB card, as in the published measurements.
@@ -95,6 +97,7 @@ class _Simulation:
         steps = 0
         while self._coming or self._waiting or self._running:
             self._arrive()
+            self._policy.fills(self._fullness())
             for job in self._policy.look(self._now):
                 self._waiting -= 1
                 self._records[job.run_id].refused = True
@@ -133,6 +136,11 @@ class _Simulation:
     @property
     def _here(self) -> list[_Sequence]:
         return [sequence for sequence in self._running if not sequence.leaves]
+
+    def _fullness(self) -> Fullness:
+        places = int(self._engine.sequences * self._share)
+        kv_tokens = int(self._engine.kv_tokens * self._share)
+        return Fullness(places, len(self._here) / max(places, 1), self._held / max(kv_tokens, 1))
 
     def _start(self) -> None:
         slots = max(int(self._engine.sequences * self._share) - len(self._here), 0)

@@ -14,6 +14,7 @@ from chatsvc.scheduler.fair_flow import Demand
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.fair_rules import Rules
 from chatsvc.scheduler.output_length import OutputEstimator
+from chatsvc.scheduler.spared import Fullness
 
 WEIGHTS: Final[Mapping[TierName, float]] = {PRO: 16.0, PLUS: 4.0, FREE: 1.0}
 COST: Final = ServiceCost(prompt=1.0, cached=0.1, output=2.0)
@@ -34,6 +35,10 @@ class Policy(Protocol):
 
     def put(self, job: Job, now: float) -> Answer:
         """A request comes."""
+        ...
+
+    def fills(self, full: Fullness) -> None:
+        """How full the engine is now."""
         ...
 
     def look(self, now: float) -> list[Job]:
@@ -72,6 +77,9 @@ class Ours:
         )
         return Answer.WAITS
 
+    def fills(self, full: Fullness) -> None:
+        pass
+
     def look(self, now: float) -> list[Job]:
         return []
 
@@ -90,6 +98,9 @@ class Ours:
 
 class _Plain:
     """Policies that do not count."""
+
+    def fills(self, full: Fullness) -> None:
+        """Nothing to note."""
 
     def look(self, now: float) -> list[Job]:
         """Whoever waits may wait."""

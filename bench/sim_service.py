@@ -24,6 +24,7 @@ from chatsvc.run import WaitingRun
 from chatsvc.scheduler.admission import expected_cost
 from chatsvc.scheduler.pressure import HISTORY, Pressure, Terms, UsualReply
 from chatsvc.scheduler.queue_delay import QueueDelays
+from chatsvc.scheduler.spared import Fullness
 
 LARGE: Final = "large"
 STEP_S: Final = 300
@@ -104,7 +105,10 @@ class Service(Ours):
         self._door = Door()
         self.delays = QueueDelays()
         self._since: dict[str, float] = {}
-        self._pressure = Pressure(config=config, queues=[self], clock=self._clock, enabled=True)
+        self._pressure = Pressure(
+            config=config, queues=[self], clock=self._clock, enabled=True, fullness=lambda _: self._full
+        )
+        self._full = Fullness()
         self._looked = -LOOK_S
         self.moved: list[Job] = []
         """What the smaller model was given to do."""
@@ -118,6 +122,9 @@ class Service(Ours):
             job = self._jobs[run_id]
             run = WaitingRun(id=run_id, user_id=job.user, tier=job.tier, model=LARGE, prompt_tokens=job.prompt_tokens)
             yield run, since
+
+    def fills(self, full: Fullness) -> None:
+        self._full = full
 
     def look(self, now: float) -> list[Job]:
         self._clock.seconds = now
@@ -150,6 +157,7 @@ class Service(Ours):
             self._door.begins(job)
             self._door.ends(job, 0.0, now)
             return Answer.REFUSED
+        self._pressure.note(job.tier, terms, job.prompt_tokens)
         self.degraded.update((job.tier, what) for what in terms.degraded)
         if terms.moved:
             self._door.begins(job)

@@ -4,11 +4,12 @@
 stands, from how long runs wait. Nothing here ever touches a reply that is streaming.
 
 Up: the next step is taken when a tier that may call for it has waited longer than its target *without a break* for an
-interval, so a burst that drains by itself calls for nothing (CoDel: Nichols and Jacobson, 2012). What a step does
-shows only in runs that came after it; so the one after it takes at least as long as these wait, and is not taken while
-waits get shorter. Down: when all these tiers are well below their targets for the whole of a longer time. A step that
-had to be taken again soon after it was given back is given back more slowly the next time: so under a load that stays,
-changes become ever rarer.
+interval, so a burst that drains by itself calls for nothing (CoDel: Nichols and Jacobson, 2012). It is not taken while
+ever fewer wait: then those before it are enough. What a step does to replies shows only when those begin that came
+after it; the one after such a step takes at least as long as these wait. Down: when all these tiers are well below
+their targets for the whole of a longer time, and what came in it would have fitted without the step. A step that had to
+be taken again soon after it was given back is given back more slowly the next time: so under a load that stays, changes
+become ever rarer.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ CALM: Final = 0.5
 """Well below the target: no more than this share of it."""
 MOST_INTERVALS: Final = 6
 """The effect of a step is waited for at most so many intervals."""
-SHORTER: Final = 0.95
-"""Waits get shorter when they come to no more than this share of what they were."""
+FEWER: Final = 0.95
+"""Fewer wait when they are no more than this share of those an interval ago."""
+FITS: Final = 1.0
+"""A step is needed while, without it, more than this share of what there is would be taken."""
 MOST_PATIENCE: Final = 16
-"""``recover_s`` is stretched at most so many times."""
+"""``recover_s`` is stretched at most so many times. After that long a calm a step is tried without, whatever was
+expected of it."""
 
 
 class SmallModel(Enum):
@@ -69,6 +73,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     tiers: frozenset[TierName]
     adds: Mapping[str, object]
     called_by: frozenset[TierName]
+    at_once: bool = False
+    """Whether it shows at once in how many wait: it keeps runs away, or gives places back."""
 
 
 _ALL_AT_ONCE: Final[Mapping[str, object]] = {
@@ -79,12 +85,13 @@ _ALL_AT_ONCE: Final[Mapping[str, object]] = {
     "refuse_late": True,
 }
 STEPS: Final[tuple[Step, ...]] = (
-    Step(tiers=_ALL, adds={"background": False}, called_by=_ALL),
-    Step(tiers=_FREE, adds={"small_model": SmallModel.ALWAYS}, called_by=_ALL),
+    Step(tiers=_ALL, adds={"background": False}, called_by=_ALL, at_once=True),
+    Step(tiers=_FREE, adds={"small_model": SmallModel.ALWAYS}, called_by=_ALL, at_once=True),
+    # How long replies are shows only when they end.
     Step(tiers=_FREE, adds={"cap_tokens": True}, called_by=_ALL),
     Step(tiers=_FREE, adds={"less_history": True}, called_by=_ALL),
-    Step(tiers=_FREE, adds={"short_queue": True}, called_by=_ALL),
-    Step(tiers=_FREE, adds={"refuse_late": True}, called_by=_ALL),
+    Step(tiers=_FREE, adds={"short_queue": True}, called_by=_ALL, at_once=True),
+    Step(tiers=_FREE, adds={"refuse_late": True}, called_by=_ALL, at_once=True),
     # A tier gives up something only for itself or those above it, never because one below it waits.
     Step(tiers=_PLUS, adds=_ALL_AT_ONCE, called_by=_PAYING),
     Step(tiers=_PRO, adds=_ALL_AT_ONCE, called_by=_PRO),
@@ -122,23 +129,35 @@ class Ladder:
         self._first_recover_s: Final = config.recover_s
         self._recover_s = config.recover_s
         self._targets: Final = dict(targets)
-        self._climbed_at: float | None = None
-        """How long the wait was that called for the last step, if that was upwards: its effect is waited for."""
+        self._waited_then: int | None = None
+        """How many waited when the last step was taken, if that was upwards, or an interval ago."""
         self._over_since: float | None = None
         self._calm_since: float | None = None
+        self._needed_at: float | None = None
+        """When the step was last seen to keep away more than would fit."""
         self._lowered_at: float | None = None
 
-    def observe(self, now: float, delays: Mapping[TierName, float]) -> int:
-        """Note how long the tiers' runs wait; the step from now on. A tier without runs is left out of ``delays``.
+    def observe(
+        self,
+        now: float,
+        delays: Mapping[TierName, float],
+        waiting: Mapping[TierName, int],
+        *,
+        load_below: float = 0.0,
+    ) -> int:
+        """Note how long the tiers' runs wait, and how many do; the step from now on.
 
-        ``now`` is in seconds and never goes back.
+        A tier without runs is left out of ``delays``. ``load_below``: the share of what there is that would be taken on
+        the step below; 0.0: not known. ``now`` is in seconds and never goes back.
         """
         over = self._over(delays)
         self._over_since = None if over is None else now if self._over_since is None else self._over_since
         self._calm_since = None if not self._calm(delays) else now if self._calm_since is None else self._calm_since
+        if load_below > FITS:
+            self._needed_at = now
         if over is not None and self._over_since is not None and now - self._over_since >= self._patience(over):
-            self._raise_unless_shorter(now, over)
-        elif self._calm_since is not None and now - self._calm_since >= self._recover_s:
+            self._raise_unless_fewer(now, sum(waiting.get(tier, 0) for tier in STEPS[self.step].called_by))
+        elif self._calm_since is not None and self._is_over(now, self._calm_since):
             self._lower(now)
         return self.step
 
@@ -155,15 +174,22 @@ class Ladder:
         called_by = STEPS[self.step - 1].called_by
         return all(s <= CALM * self._targets[tier] for tier, s in delays.items() if tier in called_by)
 
+    def _is_over(self, now: float, calm_since: float) -> bool:
+        """Whether what the last step was taken for is over."""
+        if now - calm_since >= MOST_PATIENCE * self._first_recover_s:
+            return True
+        needed_at = calm_since if self._needed_at is None else max(calm_since, self._needed_at)
+        return now - needed_at >= self._recover_s
+
     def _patience(self, delay_s: float) -> float:
         """Seconds for which a wait must have been too long before the next step is taken."""
-        if self._climbed_at is None:
+        if self._waited_then is None or STEPS[self.step - 1].at_once:
             return self._interval_s
         return max(self._interval_s, min(delay_s, MOST_INTERVALS * self._interval_s))
 
-    def _raise_unless_shorter(self, now: float, delay_s: float) -> None:
-        if self._climbed_at is not None and delay_s <= SHORTER * self._climbed_at:
-            self._climbed_at = delay_s
+    def _raise_unless_fewer(self, now: float, waiting: int) -> None:
+        if self._waited_then is not None and waiting <= FEWER * self._waited_then:
+            self._waited_then = waiting
             self._over_since = now
             return
         # Soon after it was given back: giving it back was too early.
@@ -172,14 +198,14 @@ class Ladder:
         else:
             self._recover_s = self._first_recover_s
         self._lowered_at = None
-        self._climbed_at = delay_s
+        self._waited_then = waiting
         self._change(self.step + 1)
 
     def _lower(self, now: float) -> None:
         self._lowered_at = now
-        self._climbed_at = None
+        self._waited_then = None
         self._change(self.step - 1)
 
     def _change(self, step: int) -> None:
         self.step = step
-        self._over_since = self._calm_since = None
+        self._over_since = self._calm_since = self._needed_at = None

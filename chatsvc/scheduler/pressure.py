@@ -26,6 +26,7 @@ from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import Ladder, SmallModel, measures
 from chatsvc.scheduler.prompts import Wanted
 from chatsvc.scheduler.queue_delay import QueueDelays
+from chatsvc.scheduler.spared import Fullness, Need, Spared
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +53,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """The user's limits, with as many places in the queue as are left."""
     degraded: tuple[str, ...] = ()
     """What was given up: ``model``, ``max_tokens``, ``history``."""
+    reply_tokens: int = 0
+    """The longest that the reply may be, as far as is known here."""
+    reply_tokens_below: int | None = None
+    """The same a step lower; None: there another model answers too."""
 
     @property
     def moved(self) -> bool:
@@ -99,8 +104,16 @@ class Queue(Protocol):
 class Pressure:
     """The ladders of all models here. ``run`` is to be kept running; without it nothing is ever given up."""
 
-    def __init__(self, *, config: Config, queues: Iterable[Queue], clock: Clock, enabled: bool) -> None:
-        """``queues``: those that are known in this process, one a model."""
+    def __init__(
+        self,
+        *,
+        config: Config,
+        queues: Iterable[Queue],
+        clock: Clock,
+        enabled: bool,
+        fullness: Callable[[str], Fullness] = lambda _: Fullness(),
+    ) -> None:
+        """``queues``: those that are known in this process, one a model; ``fullness``: of what serves a model."""
         targets = {name: tier.queue_target_s for name, tier in config.tiers.items()}
         self._rules = config.degradation
         self._tiers = config.tiers
@@ -108,6 +121,11 @@ class Pressure:
         self._clock = clock
         self._queues = {queue.model: queue for queue in queues}
         self._ladders = {name: Ladder(config.degradation, targets) for name in self._queues} if enabled else {}
+        self._targets = targets
+        self._fullness = fullness
+        self._spared = {name: Spared(config.degradation.recover_s) for name in self._ladders}
+        self.loads_below: dict[str, float] = {}
+        """The share of what there is that would be taken a step lower, by model; 0.0: not known."""
         self.delays: dict[str, dict[TierName, float]] = {name: {} for name in self._queues}
         """How long runs waited when last looked at, by model and tier."""
         self.degraded: Counter[tuple[str, TierName, str]] = Counter()
@@ -144,6 +162,23 @@ class Pressure:
         ``max_tokens`` is what was asked for, ``usual`` what a model's reply is when nothing was.
         """
         step = self.step(asked)
+        terms, below = (
+            self._terms_on(at, tier, asked, named=named, max_tokens=max_tokens, usual=usual, is_ready=is_ready)
+            for at in (step, max(step - 1, 0))
+        )
+        return msgspec.structs.replace(terms, reply_tokens_below=None if below.moved else below.reply_tokens)
+
+    def _terms_on(
+        self,
+        step: int,
+        tier: TierName,
+        asked: str,
+        *,
+        named: bool,
+        max_tokens: int | None,
+        usual: Callable[[str], UsualReply],
+        is_ready: Callable[[str], bool],
+    ) -> Terms:
         model = asked
         moves = measures(step, tier).small_model
         smaller = self._smaller.get(asked)
@@ -173,6 +208,7 @@ class Pressure:
             history_share=share,
             tier=limits,
             degraded=tuple(degraded),
+            reply_tokens=(usual(model).most or 0) if max_tokens is None else max_tokens,
         )
 
     def in_force(self, tier: TierName, model: str) -> tuple[str, ...]:
@@ -209,8 +245,16 @@ class Pressure:
             self.refused[tier, error.code] += 1
             raise
 
-    def note(self, tier: TierName, terms: Terms) -> None:
-        """A run was taken in on these terms."""
+    def note(self, tier: TierName, terms: Terms, prompt_tokens: int) -> None:
+        """A run was taken in on these terms, with a prompt of about so many tokens."""
+        now = self._clock.monotonic()
+        need = Need(1, prompt_tokens + terms.reply_tokens)
+        if (asked := self._spared.get(terms.asked_model)) is not None:
+            below = terms.reply_tokens_below
+            without = Need() if below is None else Need(1, prompt_tokens + below)
+            asked.take_in(now, Need() if terms.moved else need, without)
+        if terms.moved and (smaller := self._spared.get(terms.model)) is not None:
+            smaller.take_in(now, need, need)
         for what in terms.degraded:
             self.degraded[terms.asked_model, tier, what] += 1
 
@@ -235,9 +279,13 @@ class Pressure:
             replies = ((run.tier, since) for run, since in queue.waits() if run.kind is RunKind.REPLY)
             delays = queue.delays.look(now, replies)
             self.delays[model] = delays
-            ladder = self._ladders.get(model)
-            before = self.step(model)
-            if ladder is not None and ladder.observe(now, delays) != before:
+            if (ladder := self._ladders.get(model)) is None:
+                continue
+            before, spared = ladder.step, self._spared[model]
+            in_time = all(delay_s <= self._targets[tier] for tier, delay_s in delays.items())
+            load_below = self.loads_below[model] = spared.look(now, self._fullness(model), in_time=in_time)
+            if ladder.observe(now, delays, queue.delays.waiting, load_below=load_below) != before:
+                spared.restart(now)
                 shown = {tier.value: round(delay_s, 1) for tier, delay_s in delays.items()}
                 _log.warning("degradation", model=model, step=ladder.step, before=before, queue_delay_s=shown)
 

@@ -62,6 +62,11 @@ class QueueDelays:
                 seen.begun_at.popleft()
         return delays
 
+    @property
+    def waiting(self) -> dict[TierName, int]:
+        """How many of each tier waited at the last look."""
+        return {tier: seen.waiting for tier, seen in self._tiers.items()}
+
     def expected_s(self, tier: TierName, now: float) -> float:
         """How long a run of the tier would wait that came now: those who wait, at the pace at which they lately begin.
 

@@ -320,7 +320,7 @@ class Submitter:
         run = submitted.run
         if not submitted.created:
             return
-        self._pressure.note(run.tier, terms)
+        self._pressure.note(run.tier, terms, run.expected_prompt_tokens)
         if place.owner is not None:
             place.take(run, prepared)
         else:

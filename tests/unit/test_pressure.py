@@ -11,6 +11,7 @@ from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import TOP
 from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
 from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelays
+from chatsvc.scheduler.spared import Fullness
 
 FREE, PLUS, PRO = TierName.FREE, TierName.PLUS, TierName.PRO
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -116,7 +117,10 @@ class World:
         )
         self.unready = set()
         self.queues = {name: Queue(name) for name in models}
-        self.pressure = Pressure(config=config, queues=self.queues.values(), clock=self.clock, enabled=enabled)
+        self.full = dict.fromkeys(models, Fullness())
+        self.pressure = Pressure(
+            config=config, queues=self.queues.values(), clock=self.clock, enabled=enabled, fullness=self.full.get
+        )
 
     def push(self, step, model="large"):
         """Let runs of all tiers wait until the model stands on this step."""
@@ -254,3 +258,70 @@ def test_switched_off_nothing_is_ever_given_up():
 
 def test_a_model_whose_queue_is_elsewhere_stands_on_the_ground():
     assert World().pressure.step("unknown") == 0
+
+
+def seconds(world, count, *takes, max_tokens=500):
+    """So many seconds in each of which these tiers ask the large model for something."""
+    for _ in range(count):
+        for tier in takes:
+            world.pressure.note(tier, world.terms(tier, max_tokens=max_tokens), 500)
+        world.clock.time += 1
+        world.pressure.look()
+    return world.pressure.step("large")
+
+
+def calm(world):
+    """Nobody waits any more."""
+    for queue in world.queues.values():
+        queue.waiting.clear()
+
+
+def test_free_keeps_the_small_model_while_its_messages_would_not_fit_into_what_there_is():
+    world = World().push(2)
+    calm(world)
+    world.full["large"] = Fullness(10, 0.5)
+    assert seconds(world, 300, FREE, FREE, PRO) == 2  # 1.5 times what there is
+    world.full["large"] = Fullness(20, 0.25)
+    assert seconds(world, 200, FREE, FREE, PRO) < 2  # all the replicas are back
+
+
+def test_for_the_small_model_what_was_moved_to_it_is_no_longer_or_shorter_on_any_step():
+    world = World(max_tokens=500).push(3)
+    calm(world)
+    world.push(3, "small")
+    calm(world)
+    world.full["small"] = Fullness(10, 0.5, 0.6)
+    for _ in range(30):
+        for _ in range(3):
+            world.pressure.note(FREE, world.terms(max_tokens=500), 500)
+        world.pressure.note(FREE, world.terms(model="small", max_tokens=1500), 500)
+        world.clock.time += 1
+        world.pressure.look()
+    # Four ask for 1000 tokens each; without the step one of them would ask for 2000.
+    assert world.pressure.loads_below["small"] == pytest.approx(0.6 * 5 / 4)
+
+
+def test_what_was_taken_in_on_another_step_says_nothing_of_this_one():
+    world = World().push(2)
+    calm(world)
+    world.full["large"] = Fullness(10, 0.5)
+    seconds(world, 40, FREE, PRO)
+    assert world.pressure.loads_below["large"] == pytest.approx(1.0)
+    world.waits("a", FREE)
+    while world.pressure.step("large") < 3:
+        seconds(world, 1, FREE, PRO)
+    calm(world)
+    seconds(world, 40, FREE, PRO)  # on step 2 free would be moved too
+    assert world.pressure.loads_below["large"] == pytest.approx(0.5)
+
+
+def test_shorter_replies_are_kept_while_longer_ones_would_not_fit():
+    world = World(max_tokens=500)
+    world.unready.add("small")
+    world.push(3)
+    calm(world)
+    world.full["large"] = Fullness(10, 0.5, 0.6)
+    # 1000 tokens each instead of 2000.
+    assert seconds(world, 300, FREE, FREE, max_tokens=1500) == 3
+    world.full["large"] = Fullness(10, 0.5, 0.4)
+    assert seconds(world, 120, FREE, FREE, max_tokens=1500) == 2

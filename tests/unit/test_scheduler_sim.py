@@ -11,6 +11,7 @@ from chatsvc.limits import TierName
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
+from measure import percentile
 from scheduler_sim import main, run
 from sim_engine import Engine, Result, Served, simulate
 from sim_metrics import accumulated, figures, windows
@@ -146,3 +147,36 @@ def test_when_capacity_is_halved_free_users_give_something_up_first_and_nothing_
     assert all(one.ended_s is not None for one in begun)
     assert len(begun) + sum(one.refused or one.moved for one in done.served) == len(trace.jobs)
     assert done.idle_s == 0
+
+
+@pytest.fixture(scope="module")
+def halved():
+    """A busy hour on the whole engine for 300 s, then on half of it: two traces."""
+    found = []
+    for seed in range(2):
+        trace = msgspec.structs.replace(cut(MADE["capacity-drop"](seed), 720), capacity=((0.0, 1.0), (300.0, 0.5)))
+        policy = Service()
+        found.append((policy, simulate(trace, policy, Engine(), seed)))
+    return found
+
+
+def waits(halved, begin, end, tier=TierName.PRO):
+    return [
+        one.dispatched_s - one.job.arrival_s
+        for _, done in halved
+        for one in done.served
+        if one.dispatched_s is not None and one.job.tier is tier and begin <= one.job.arrival_s < end
+    ]
+
+
+def test_on_half_the_engine_pro_waits_less_than_twice_as_long_as_on_all_of_it(halved):
+    assert percentile(waits(halved, 300, 720), 0.99) < 2 * percentile(waits(halved, 0, 300), 0.99)
+
+
+def test_while_the_engine_stays_halved_no_step_is_given_back_to_be_taken_again(halved):
+    for policy, _ in halved:
+        low = [step for at, step in policy.steps if at < 720]
+        assert low == sorted(low)
+        assert 2 <= max(low) <= 3
+        # A minute after the drop free users have another engine.
+        assert next(at for at, step in policy.steps if step == 2) < 375
