@@ -10,7 +10,7 @@ from store_world import ALICE, World
 from chatsvc import ids
 from chatsvc.context.assemble import RECALLED
 from chatsvc.run import RunStatus
-from chatsvc.scheduler import NewMessage
+from chatsvc.scheduler import NewMessage, dispatch, service
 from chatsvc.store import ConversationPatch
 
 BLOCK = 16
@@ -135,7 +135,10 @@ async def other_turn(talk):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the next turn", "somebody else"])
-async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking, store, same):
+async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking, store, same, monkeypatch):
+    # Now and then places are looked at anyway: here by nobody but who asks.
+    monkeypatch.setattr(service, "HEALTH_EVERY_S", 3600)
+    monkeypatch.setattr(dispatch, "SWEEP_S", 3600)
     engine = Watched("Facts\nA cat sat.", slots=1)
     async with talking(engine) as talk:
         await folded(talk, engine)

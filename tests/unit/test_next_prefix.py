@@ -21,13 +21,13 @@ tokenizers = pytest.importorskip("tokenizers", reason="comes with the extra 'tra
 
 
 class Joining(ScriptedEngine):
-    """Has a template like those of real models, and a tokenizer that joins two line breaks."""
+    """Has a template like those of real models, and a tokenizer that joins a line break with what follows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, follows="Ċ") -> None:
         super().__init__(ScriptedOptions(window=8192), model="m")
         alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {letter: number for number, letter in enumerate([*alphabet, "ĊĊ"])}
-        backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("Ċ", "Ċ")]))
+        vocabulary = {letter: number for number, letter in enumerate([*alphabet, f"Ċ{follows}"])}
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("Ċ", follows)]))
         backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.add_special_tokens(["<|start|>", "<|end|>"])
         special = {text: backend.token_to_id(text) for text in ("<|start|>", "<|end|>")}
@@ -57,11 +57,11 @@ PIECES = ("\n", "\n\n", " ", "1", "a", "?", "🙂", "<|end|>", "日")
 QUESTIONS = st.lists(st.sampled_from(PIECES), min_size=1).map("".join)
 
 
-@given(QUESTIONS, st.booleans())
+@given(QUESTIONS, st.booleans(), st.sampled_from(["Ċ", "Ġ"]))
 @settings(deadline=None, max_examples=60)
-def test_the_next_prompt_begins_with_it_whatever_is_asked_and_recalled(question, recalls):
+def test_the_next_prompt_begins_with_it_whatever_is_asked_and_recalled(question, recalls, joined):
     async def prompts_of():
-        engine = Joining()
+        engine = Joining(joined)
         await engine.start(lambda _: None)
         plain = Prompts({"m": engine})
         wanted = asking(BRANCH, question)
