@@ -40,13 +40,17 @@ RETRY_S: Final = 0.5
 class Place:
     """A slot held for a run while it is being written; ``owner`` None: there was none to be had.
 
-    Then ``choice`` says which replica the run is to wait for, and ``home`` where its conversation's prefix is.
+    Then ``choice`` says which replica the run is to wait for, ``away`` whether that is another one, and ``home`` where
+    its conversation's prefix is.
     """
 
-    def __init__(self, owner: str | None, choice: Choice | None = None, home: Home | None = None) -> None:
+    def __init__(
+        self, owner: str | None, choice: Choice | None = None, home: Home | None = None, *, away: bool = False
+    ) -> None:
         self.owner = owner
         self.choice = choice
         self.home = home
+        self.away = away
         self.taken: Run | None = None
         self.prepared: Prepared | None = None
 
@@ -126,7 +130,7 @@ class Dispatcher:
         with self._replicas.choosing(run, home) as choice:
             here = choice is None or choice.replica_id == self.worker_id
             if self._draining or not here or not self._lines.take_at_once(run):
-                yield Place(None, choice, home)
+                yield Place(None, choice, home, away=not here)
             else:
                 with self._held(run) as place:
                     yield place

@@ -52,6 +52,7 @@ class Replicas:
         self._on_work: Callable[[], None] = lambda: None
         self._soon = asyncio.Event()
         self._posted: list[Posted] = []
+        self._saying: set[asyncio.Task[None]] = set()
         self._homes: dict[str, Home] = {}
         self._sending: Loads[tuple[str, str]] = Loads()
         self._overheard: dict[str, tuple[float, WaitingRun]] = {}
@@ -118,7 +119,10 @@ class Replicas:
         self._overheard.pop(run.id, None)
         if self._fleet.listens():
             self._posted.append(Posted(run=run, home=where, cached_tokens=cached))
-            self._soon.set()
+            if len(self._posted) == 1:  # those posted in this turn of the loop are said together
+                task = asyncio.create_task(self._say_posted(), name="tell other replicas what waits")
+                self._saying.add(task)
+                task.add_done_callback(self._saying.discard)
         self._on_work()
 
     def post_again(self, run: WaitingRun) -> None:
@@ -194,6 +198,10 @@ class Replicas:
 
     async def aclose(self) -> None:
         """Let go of what is shared."""
+        saying = list(self._saying)
+        for task in saying:
+            task.cancel()
+        await asyncio.gather(*saying, return_exceptions=True)
         await self._state.aclose()
 
     async def run(self) -> None:
@@ -218,7 +226,6 @@ class Replicas:
     async def _say(self, *, sign: bool) -> None:
         now = self._clock.monotonic()
         moved = [held for line in self._lines for held in line.flights.moved()]
-        posted, self._posted = self._posted, []
         if not self._fleet.listens():
             for line in self._lines:
                 line.flights.grown()
@@ -232,18 +239,16 @@ class Replicas:
             moved += [held for line in self._lines for held in line.flights.whole()]
         elif sign:
             moved += [held for line in self._lines for held in line.flights.grown()]
-        if not (sign or moved or posted):
+        if not (sign or moved):
             return
         self._note_homes(moved)
-        news = News(
-            replica=self._fleet.me,
-            models=self._models(),
-            leaving=self._leaving,
-            whole=whole,
-            held=moved,
-            posted=posted,
-        )
+        news = News(replica=self._fleet.me, models=self._models(), leaving=self._leaving, whole=whole, held=moved)
         await asyncio.gather(self._publish(news), self._settle())
+
+    async def _say_posted(self) -> None:
+        """By itself: a run is not to wait until Redis has answered to what was said before."""
+        posted, self._posted = self._posted, []
+        await self._publish(News(replica=self._fleet.me, models=self._models(), leaving=self._leaving, posted=posted))
 
     async def _publish(self, news: News) -> None:
         try:

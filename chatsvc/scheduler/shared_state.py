@@ -124,6 +124,7 @@ class RedisState(SharedState):
             for entry_id, (_, news, *_) in entries:
                 hear(news)
                 last = entry_id
+        await asyncio.sleep(0)  # who was woken goes first: a run may be claimed before more is asked for
         return last
 
     async def homes(self, names: Sequence[str]) -> Sequence[Home | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +20,6 @@ from chatsvc.errors import (
     InvalidInput,
     MessageTooLong,
     NotFound,
-    StoreUnavailable,
     UnknownModel,
     UnknownParent,
 )
@@ -33,17 +32,13 @@ from chatsvc.run import WaitingRun, waiting
 from chatsvc.scheduler.admission import EXPECTED_OUTPUT, expected_cost
 from chatsvc.scheduler.dispatch import Dispatcher, Place
 from chatsvc.scheduler.elsewhere import surely_fits, surely_shown
+from chatsvc.scheduler.entrance import Entrance
 from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
 from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
 from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
-from chatsvc.scheduler.turnstile import Turnstile
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
-
-STOPPING_WAIT_S: Final = 1.0
-"""A message sent right after a stop waits so long for that reply's end."""
-STOPPING_POLL_S: Final = 0.02
 
 
 class _Taken(NamedTuple):
@@ -84,7 +79,7 @@ class Submitter:
         cost: ServiceCost,
     ) -> None:
         self._cost = cost
-        self._turnstile = Turnstile()
+        self._entrance = Entrance(store.runs)
         self._check_log = check_log
         self._dispatcher = dispatcher
         self._replicas = replicas
@@ -109,7 +104,7 @@ class Submitter:
         async def submit() -> Submitted:
             return await self._message(principal, conversation_id, new, request_hash)
 
-        return await self._after_a_stop(submit)
+        return await self._entrance.enter(submit)
 
     async def _message(
         self, principal: Principal, conversation_id: str, new: NewMessage, request_hash: bytes
@@ -169,6 +164,7 @@ class Submitter:
                     context=taken.report(place),
                     asked_model=terms.asked_model if terms.moved else None,
                     degraded=terms.degraded,
+                    hurried=place.away,
                 )
             )
             self._begin(submitted, place, taken.prepared, terms)
@@ -176,7 +172,7 @@ class Submitter:
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message that is there already: a sibling. Raises as ``message`` does."""
-        return await self._after_a_stop(lambda: self._answer_again(principal, user_message_id, new))
+        return await self._entrance.enter(lambda: self._answer_again(principal, user_message_id, new))
 
     async def _answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         request_hash = digest("answer", user_message_id, new)
@@ -223,6 +219,7 @@ class Submitter:
                     context=taken.report(place),
                     asked_model=terms.asked_model if terms.moved else None,
                     degraded=terms.degraded,
+                    hurried=place.away,
                 )
             )
             # The text that is gone on with may have grown since it was read: the runner reads it again.
@@ -370,27 +367,3 @@ class Submitter:
         """The message's tokens, without template."""
         engine = self._engines.get(model)
         return None if engine is None else len(await engine.encode(content))
-
-    async def _after_a_stop(self, submit: Callable[[], Awaitable[Submitted]]) -> Submitted:
-        """Submit, and again when what the request stood on has changed meanwhile.
-
-        When the branch is busy with a reply that is being stopped, wait for its end first.
-        """
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + STOPPING_WAIT_S
-        while True:
-            try:
-                async with self._turnstile.turn():
-                    return await submit()
-            except Moved as error:
-                if loop.time() >= give_up:
-                    raise StoreUnavailable("The conversation is changing too fast. Try again.") from error
-                continue
-            except ConversationBusy as busy:
-                if not busy.extra.pop("stop_requested", False) or loop.time() >= give_up:
-                    raise
-                response_id = str(busy.extra["response_id"])
-            while not await self._store.runs.ended([response_id]):
-                if loop.time() >= give_up:
-                    break
-                await asyncio.sleep(STOPPING_POLL_S)

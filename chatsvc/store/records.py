@@ -19,7 +19,7 @@ from chatsvc.errors import InvalidCursor
 from chatsvc.ids import is_plausible
 from chatsvc.limits import Allowance, Principal, Tier, TierName, Usage
 from chatsvc.prompt import ContextReport
-from chatsvc.run import Run, WaitingRun
+from chatsvc.run import Run, RunStatus, WaitingRun
 
 T = TypeVar("T")
 
@@ -81,6 +81,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was asked for, where it is not ``model``."""
     degraded: tuple[str, ...] = ()
     """What is given up for the reply."""
+    hurried: bool = False
+    """Others see the run before it is on the disk. Whoever asked for it is told after ``Runs.keep`` only."""
 
 
 class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +107,8 @@ class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
     context: ContextReport | None = None
     asked_model: str | None = None
     degraded: tuple[str, ...] = ()
-    """These four as in ``Submission``."""
+    hurried: bool = False
+    """These five as in ``Submission``."""
 
 
 class NewFold(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +136,16 @@ class Submitted(msgspec.Struct, frozen=True):
     created: bool
     allowance: Allowance | None = None
     """The user's, with this run in it; None when the run came before."""
+    hurried: bool = False
+    """It was written so just now."""
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether the run may not be on the disk yet: it was hurried, or another request's may have been.
+
+        What has been claimed is: the claim waited for the disk, after the run.
+        """
+        return self.hurried or (not self.created and self.run.status is RunStatus.QUEUED)
 
 
 class View(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ class _On(Database):
 
 
 async def rehearse(connection: Connection) -> None:
-    """Take a message in and end its reply, for a conversation that does not exist; so nothing is written.
+    """Take a message in, claim its run and end it, for a conversation that does not exist; so no row is written.
 
     What goes wrong is told in the log only: who needs the connection will see whether it serves.
     """
@@ -70,6 +70,8 @@ async def rehearse(connection: Connection) -> None:
             await runs.ground(user_id, conversation_id, UNSET, message.client_msg_id, b"")
             for one in (message, msgspec.structs.replace(message, max_tokens=1, temperature=0.5)):
                 await connection.execute(*submit.writing(one))
+            await runs.claim([message.response_id], _REGION)
+            await runs.keep(message.response_id)
             await runs.finish(message.response_id, 1, Outcome(status=RunStatus.COMPLETE, text="", last_seq=1))
     except psycopg.Error as error:
         _log.info("a connection is not rehearsed", reason=str(error).partition("\n")[0])

@@ -60,6 +60,13 @@ class Runs:
         """
         return await self._db.transaction(lambda connection: submit.regenerate(connection, regeneration))
 
+    async def keep(self, run_id: str) -> None:
+        """Return when all that was committed before this call is on the disk.
+
+        Other processes are notified of the run if it still waits.
+        """
+        await self._db.query(submit.KEEP, {"id": run_id})
+
     async def replay(self, user_id: str, client_msg_id: str, request_hash: bytes) -> Submitted | None:
         """What ``submit`` would say to an id that came before, else None. Raises ``IdempotencyMismatch``."""
         params = {"user_id": user_id, "client_msg_id": clean_text(client_msg_id)}

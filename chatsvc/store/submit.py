@@ -47,6 +47,7 @@ _ASKED: Final = """
 """
 # The checks are the WHERE of ``moment``, on which all that is written depends. Times are read after the locks were had,
 # and are never before the parent's: a child is younger than its parent. With an ``owner`` the run is born claimed.
+# Of a hurried run ``KEEP`` notifies, if that is still of use then.
 _WRITE: Final = statement(
     "WITH",
     STANDING,
@@ -96,10 +97,23 @@ _WRITE: Final = statement(
             CASE WHEN %(owner)s::text IS NOT NULL THEN at END
         FROM moment RETURNING {run:r}
     )
-    SELECT run.*, standing.*, CASE run.status WHEN 'queued' THEN
+    SELECT run.*, standing.*, CASE WHEN run.status = 'queued' AND NOT %(hurried)s THEN
     """,
     NOTIFY_QUEUED,
     "::text END FROM run, standing",
+)
+
+
+# A hurried run: its transaction is over, and seen by all, before it is on the disk, so that a replica that hears of it
+# may claim it meanwhile (ADR 11). ``KEEP`` commits a message that says nothing in the usual way: when that returns it
+# is on the disk, and so is all that was committed before.
+_HURRY: Final = "SELECT set_config('synchronous_commit', 'off', true)"
+KEEP: Final = statement(
+    """
+    SELECT pg_logical_emit_message(true, 'chatsvc', ''), (SELECT
+    """,
+    NOTIFY_QUEUED,
+    "::text FROM runs run WHERE run.id = %(id)s AND run.status = 'queued')",
 )
 
 
@@ -110,7 +124,8 @@ class Moved(Exception):
 async def submit(database: Database, submission: Submission) -> Submitted:
     """Write a user message, its answer and the run. For what is raised see ``Runs.submit``."""
     write, params = writing(submission)
-    _, written = await database.batch((TOUCH, params), (write, params))
+    hurry: list[tuple[str, dict[str, Any]]] = [(_HURRY, {})] if submission.hurried else []
+    *_, written = await database.batch(*hurry, (TOUCH, params), (write, params))
     if written:
         return _submitted(written[0], submission)
     return await database.transaction(lambda connection: _refuse(connection, params, submission.tier))
@@ -152,6 +167,8 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
         "title": None,
         "continues_message_id": regeneration.continues_message_id,
     }
+    if regeneration.hurried:
+        await fetch(connection, _HURRY)
     await fetch(connection, TOUCH, params)
     if came_before := known(await fetch(connection, KNOWN, params), params["request_hash"]):
         return came_before
@@ -174,7 +191,7 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
 
 def _submitted(row: Row, request: Submission | Regeneration) -> Submitted:
     allowance = allowance_of(row, request.tier, charge=request.charge, opened=1)
-    return Submitted(run_of(row), created=True, allowance=allowance)
+    return Submitted(run_of(row), created=True, allowance=allowance, hurried=request.hurried)
 
 
 def known(rows: list[Row], request_hash: bytes) -> Submitted | None:
@@ -218,6 +235,7 @@ def _params(request: Submission | Regeneration) -> dict[str, Any]:
         "message_id": request.message_id,
         "response_id": request.response_id,
         "owner": request.owner,
+        "hurried": request.hurried,
         "context": json_of(request.context),
         "asked_model": None if request.asked_model is None else clean_text(request.asked_model),
         "degraded": list(request.degraded),

@@ -37,6 +37,8 @@ async def test_a_first_message_needs_no_plan_that_was_not_made(database, wishes)
     await runs.ground(ALICE.user_id, conversation.id, UNSET, "first", b"hash")
     message = submission(conversation, owner="worker", user_tokens=70_000, at_head=True, **wishes)
     run = (await runs.submit(message)).run
+    await runs.claim([run.id], "worker")
+    await runs.keep(run.id)
     assert await runs.finish(run.id, run.attempt, complete("All of it."))
     assert await planned(database) == before
     assert len(before) >= 4
