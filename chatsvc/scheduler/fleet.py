@@ -10,6 +10,7 @@ from typing import Final
 
 from chatsvc.clock import Clock
 from chatsvc.scheduler.news import News, Places, Window
+from chatsvc.scheduler.spared import Fullness, together
 
 SILENT_S: Final = 2.0
 GONE_S: Final = 10.0
@@ -77,6 +78,11 @@ class Fleet:
     def slots(self, model: str) -> dict[str, int]:
         """Places of the others that serve the model."""
         return {name: self._places(name, model).slots for name in self._seen if self.serves(name, model)}
+
+    def fullness(self, model: str) -> Fullness:
+        """How much of the others' engines replies have."""
+        served = [self._places(name, model) for name in self._seen]
+        return together(Fullness(places.slots, places.sequences, places.tokens) for places in served)
 
     def fell_silent(self) -> bool:
         """Whether somebody has since the last call."""

@@ -24,6 +24,7 @@ from chatsvc.scheduler.news import End, Held
 from chatsvc.scheduler.pace import Pace
 from chatsvc.scheduler.queue_delay import QueueDelays
 from chatsvc.scheduler.routing import may_take
+from chatsvc.scheduler.spared import Fullness
 from chatsvc.scheduler.standing import Standing
 from chatsvc.scheduler.warmth import Warmth
 
@@ -247,6 +248,13 @@ class Line:
         capacity = self._engine.limits.kv_tokens
         kv_tokens = math.inf if capacity is None else capacity - sum(self._room.values())
         return Spare(self.slots - len(self._room), kv_tokens)
+
+    def fullness(self) -> Fullness:
+        """How much of the engine here replies have; what is done in the background is not counted."""
+        if self._engine is None or not self.slots:
+            return Fullness()
+        kept = [kv_tokens for run_id, kv_tokens in self._room.items() if self._is_reply(run_id)]
+        return Fullness(self.slots, len(kept) / self.slots, sum(kept) / (self._engine.limits.kv_tokens or math.inf))
 
     def take_at_once(self, run: WaitingRun) -> bool:
         """Take this run if there is room and nobody waits; else nothing has changed."""

@@ -16,6 +16,7 @@ from chatsvc.run import WaitingRun
 from chatsvc.scheduler.fair_queue import FairQueue
 from chatsvc.scheduler.line import Alone, Line, Neighbours, Spare
 from chatsvc.scheduler.news import End, Held
+from chatsvc.scheduler.spared import Fullness
 from chatsvc.scheduler.standing import Standing
 
 _REPORT_TOKENS: Final = 16
@@ -147,6 +148,11 @@ class Lines:
         """What of an engine nobody uses or waits for; nothing while it is not ready."""
         line = self._lines.get(model)
         return Spare(0, 0) if line is None or model in self._unready else line.spare()
+
+    def fullness(self, model: str) -> Fullness:
+        """How much of the engine here replies have; nothing is known of one that is not ready."""
+        line = self._lines.get(model)
+        return Fullness() if line is None or model in self._unready else line.fullness()
 
     def line(self, model: str) -> Line | None:
         """The line of one model."""

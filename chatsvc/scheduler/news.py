@@ -55,6 +55,10 @@ class Places(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most tokens of prompt and reply together; 0: not known."""
     reply_tokens: int = 0
     """Most tokens of a reply when a request names none."""
+    sequences: float = 0.0
+    """The share of ``slots`` that replies have."""
+    tokens: float = 0.0
+    """The share of the KV cache that is kept for them; 0: not known."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from chatsvc.scheduler.loads import Loads
 from chatsvc.scheduler.news import End, Held, News, Places, Posted, Window, decode, encode
 from chatsvc.scheduler.routing import Choice, Replica, Why, choose, hashed
 from chatsvc.scheduler.shared_state import Home, SharedState
+from chatsvc.scheduler.spared import Fullness, together
 
 _log = structlog.get_logger(__name__)
 
@@ -162,6 +163,11 @@ class Replicas:
         """What a model takes that others serve; None where that is not known."""
         return self._fleet.window(model)
 
+    def fullness(self, model: str) -> Fullness:
+        """How much of all engines replies have, here and at all that are known of."""
+        here = Fullness() if self._leaving else self._lines.fullness(model)
+        return together([here, self._fleet.fullness(model)])
+
     def is_served(self, model: str) -> bool:
         """Whether a ready engine has the model, here or anywhere that is known of."""
         return self._lines.slots(model) > 0 or self._fleet.others(model)
@@ -281,6 +287,8 @@ class Replicas:
                 speed=line.pace.per_second() or 0.0,
                 window=line.limits.most,
                 reply_tokens=line.limits.reply_tokens,
+                sequences=(full := self._lines.fullness(line.model)).sequences,
+                tokens=full.tokens,
             )
             for line in self._lines
             if line.slots and line.limits

@@ -99,6 +99,7 @@ class Scheduler:
             config=config,
             queues=list(lines),
             clock=clock,
+            fullness=self.replicas.fullness,
             # With one user there is nobody to share with.
             enabled=config.degradation.enabled and config.auth.mode is not AuthMode.NONE,
         )

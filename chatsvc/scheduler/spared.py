@@ -9,6 +9,7 @@ any number of places, so it is known at once when replicas go or come.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 LEAST_RUNS: Final = 10
@@ -26,6 +27,17 @@ class Fullness(NamedTuple):
     """The share of these places that is taken."""
     tokens: float = 0.0
     """The share of the KV cache that is kept for runs under way; 0 where the engines do not tell."""
+
+
+def together(parts: Iterable[Fullness]) -> Fullness:
+    """Several engines as one."""
+    known = [part for part in parts if part.places]
+    places = sum(part.places for part in known)
+    return Fullness(
+        places,
+        sum(part.places * part.sequences for part in known) / max(places, 1),
+        sum(part.places * part.tokens for part in known) / max(places, 1),
+    )
 
 
 class Need(NamedTuple):

@@ -248,3 +248,21 @@ def test_replies_that_wait_for_another_replica_hold_up_nothing_here():
     assert line.line("m").held_up == 1
     line.put(run(3), "gone")
     assert line.line("m").held_up == 2
+
+
+def test_how_full_an_engine_is_is_told_by_its_replies_and_only_while_it_is_ready():
+    line = lines(m=Engine(slots=4, kv_tokens=2000))
+    line.put(run(1, max_tokens=400))
+    assert line.take() == [("m", "run001")]
+    line.put(fold(2, user="bob", max_tokens=400))
+    assert line.take() == [("m", "run002")]
+    assert line.fullness("m") == (4, 0.25, 0.25)
+    line.set_ready("m", ready=False)
+    assert line.fullness("m").places == line.fullness("unknown").places == 0
+
+
+def test_an_engine_that_tells_no_size_of_its_cache_is_as_full_as_its_places_are_taken():
+    line = lines(m=Engine(slots=4))
+    line.put(run(1))
+    line.take()
+    assert line.fullness("m") == (4, 0.25, 0.0)

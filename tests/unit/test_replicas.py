@@ -336,6 +336,23 @@ async def test_a_process_without_engines_knows_places_and_times():
         await door.close()
 
 
+async def test_how_full_all_engines_are_together_is_known_to_a_process_without_one():
+    board = Board()
+    async with processes("a", "b", board=board) as (a, b):
+        door = Process("door", board, a.postgres, slots=0)
+        await door.knows(2)
+        a.holds = True
+        a.lines.put(run(1))
+        a.lines.take()
+        # One of two places at a, none of two at b.
+        await until(lambda: door.replicas.fullness(MODEL) == b.replicas.fullness(MODEL) == (4, 0.25, 0.0))
+        assert a.replicas.fullness(MODEL) == (4, 0.25, 0.0)
+        await b.replicas.leave()
+        await until(lambda: door.replicas.fullness(MODEL) == (2, 0.5, 0.0))
+        assert b.replicas.fullness(MODEL) == (2, 0.5, 0.0)
+        await door.close()
+
+
 async def test_what_waits_for_a_replica_is_its_load_as_all_others_see_it():
     async with processes("a", "b", slots=4) as (a, b):
         a.holds = b.holds = True
