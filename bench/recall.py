@@ -193,7 +193,7 @@ class Asked:
     def __init__(self, store: Store, embedder: Remembering, branch: RecallBranch, talk: Talk, ids: list[str]) -> None:
         self._store = store
         self._embedder = embedder
-        self._branch = branch
+        self.branch = branch
         self._passages = [
             msgspec.structs.replace(turn, text=passage.text)
             for turn in talk.turns
@@ -202,7 +202,7 @@ class Asked:
         """As they lie in the index: a long utterance is several, an empty one none."""
         self._questions = talk.questions
         self._vectors: dict[str, Any] = {}
-        self._names = {id_: turn.name for id_, turn in zip(ids, talk.turns, strict=True)}
+        self.names = {id_: turn.name for id_, turn in zip(ids, talk.turns, strict=True)}
         self._recalls = {
             method: Recall(
                 index=store.recall, engines={}, embedder=with_, clock=SystemClock(), most=ContextConfig().recall_turns
@@ -211,7 +211,8 @@ class Asked:
         }
 
     @classmethod
-    async def of(cls, store: Store, url: str, embedder: Remembering, talk: Talk) -> Asked:
+    async def of(cls, store: Store, url: str, embedder: Remembering, talk: Talk, *, folds: Sequence[int] = ()) -> Asked:
+        """``folds``: indexed up to each of these turns first, as folds have it done."""
         conversation = await store.conversations.create(USER, NewConversation(id=f"conv_{time.time_ns()}"))
         ids = [f"{conversation.id}_{number:06d}" for number in range(len(talk.turns))]
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
@@ -227,12 +228,13 @@ class Asked:
                     ],
                 )
             await connection.execute("ANALYZE messages")
-        branch = RecallBranch(user_id=USER.user_id, conversation_id=conversation.id, through=ids[-1])
         indexer = Indexer(index=store.recall, embedder=embedder, clock=SystemClock())
-        indexer.soon(branch)
         embedder.remembers = True
-        while await indexer.step():
-            pass
+        for number in (*folds, len(ids) - 1):
+            branch = RecallBranch(user_id=USER.user_id, conversation_id=conversation.id, through=ids[number])
+            indexer.soon(branch)
+            while await indexer.step():
+                pass
         embedder.remembers = False
         return cls(store, embedder, branch, talk, ids)
 
@@ -240,7 +242,7 @@ class Asked:
         """The positions of all passages that score, best first."""
         name = None if method == "bm25" else self._embedder.name
         vector = None if method == "bm25" else (await self._embedder.embed([question]))[0]
-        chunks = await self._store.recall.chunks(self._branch, version=VERSION, embedder=name)
+        chunks = await self._store.recall.chunks(self.branch, version=VERSION, embedder=name)
         ranked = scores_of(chunks, question, vector, words=method != "embedding")
         return best(ranked.scores, len(self._passages))
 
@@ -255,7 +257,7 @@ class Asked:
 
     async def choices(self) -> list[tuple[str, list[tuple[float, float]]]]:
         """R@5 and R@10 of every question, one choice after the other added."""
-        chunks = await self._store.recall.chunks(self._branch, version=VERSION, embedder=self._embedder.name)
+        chunks = await self._store.recall.chunks(self.branch, version=VERSION, embedder=self._embedder.name)
         undated = []
         with changed(passages, _date=lambda _: []):
             first = 0
@@ -292,7 +294,7 @@ class Asked:
     async def quotation(self, question: Question) -> tuple[int, float]:
         """Of 1,000 tokens those of what the service would quote, and the share of the evidence that is in it."""
         found = await self._recall(question, "ours")
-        names = {self._names[id_] for turn in found for id_ in turn.message_ids}
+        names = {self.names[id_] for turn in found for id_ in turn.message_ids}
         return sum(turn.tokens for turn in found), len(question.evidence & names) / len(question.evidence)
 
     async def seconds(self, question: Question, method: str) -> float:
@@ -307,10 +309,10 @@ class Asked:
 
     async def _recall(self, question: Question, method: str) -> Sequence[Any]:
         return await self._recalls[method].recall(
-            self._branch.user_id,
-            self._branch.conversation_id,
-            self._branch.through,
-            self._branch.through,
+            self.branch.user_id,
+            self.branch.conversation_id,
+            self.branch.through,
+            self.branch.through,
             question.text,
             lately="",
             budget_tokens=1000,

@@ -1,10 +1,17 @@
 """What recall quotes for messages that need nothing old, and for questions that do.
 
-    python bench/recall_floor.py [--data FILE] [--conversations 3] [--embedder minilm]
+    python bench/recall_floor.py [--data FILE] [--conversations 6-10] [--embedder minilm] [--bars 0.5,0.55,0.6]
 
-The conversations of bench/recall.py, through the same code and Postgres, once with the embedder's floor (``unrelated``)
-and once without. Of 1,000 tokens that may be quoted: how many are, for everyday messages, for questions about other
-conversations, and for a conversation's own questions, with the share of their evidence that is in them.
+The conversations of bench/recall.py, through the same code and Postgres, folded as in a small window: the last 20 to 39
+utterances stand verbatim in the prompt, what is older is recalled from. Three sets of messages:
+
+    everyday messages   "Thanks!", "Write a haiku about rain.": when the conversation has ended
+    its own next ones   up to 100 utterances of its last third, each where it was said, by whoever said it
+    its own questions   those whose evidence is old, when the conversation has ended
+
+Of 1,000 tokens that may be quoted, those that are: where as many are quoted as fit, and where they are quoted only for
+messages that need something old (``context.need``), with an embedder and without; and the share of the questions'
+evidence that is in what is quoted. ``--bars``: also with other values of what a message has to need.
 """
 
 from __future__ import annotations
@@ -13,21 +20,33 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
-from typing import Final
+from statistics import mean, median
+from typing import Any, Final
 
+import msgspec
 import structlog
-from recall import DATA, Asked, Question, Remembering, Talk, read
+from prefix_talk import message
+from recall import DATA, Asked, Remembering, Talk, changed, read
 
+from chatsvc.clock import SystemClock
+from chatsvc.config import ContextConfig
+from chatsvc.context import need
+from chatsvc.context.turns import turns
+from chatsvc.conversation import Role
 from chatsvc.embedded import embedded_postgres
-from chatsvc.inference.embedder import create_embedder
-from chatsvc.store import migrate, open_store
+from chatsvc.inference.embedder import Embedder, create_embedder
+from chatsvc.scheduler import recall
+from chatsvc.store import Store, migrate, open_store
 
-OWN: Final = 40
-"""Questions of each conversation."""
-OTHERS: Final = 4
-"""Questions of each of the other ones."""
+STEP: Final = 20
+"""Utterances that a fold takes, and that it leaves verbatim at least."""
+NEXT: Final = 100
+"""Utterances that are taken as a user's next message, of each conversation."""
+BUDGET: Final = 1000
+NEVER: Final = -9.0
+"""What every message needs."""
 EVERYDAY: Final = (
     *("Thanks!", "What do you think?", "Can you make that shorter?", "Continue.", "ok great", "And now?", "Hello"),
     *("Write a haiku about rain.", "Explain how TCP congestion control works.", "Tell me a joke", "yes please"),
@@ -38,63 +57,140 @@ EVERYDAY: Final = (
 )
 
 
+class Message(msgspec.Struct, frozen=True):
+    """What a user writes where so many utterances were said; the names of those that hold the answer."""
+
+    text: str
+    at: int
+    evidence: frozenset[str] = frozenset()
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How it is decided: the names of constants, and their values here."""
+
+    name: str
+    embedder: Embedder | None
+    need: Mapping[str, float] = {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="file of LoCoMo's schema")
-    parser.add_argument("--conversations", type=int, default=3, help="only so many of them")
+    parser.add_argument("--conversations", default="1-10", help="the first and the last of them")
     parser.add_argument("--embedder", default="minilm", help="as in [context] embedder")
+    parser.add_argument("--bars", default="", help="other values of NEEDED, with commas")
     arguments = parser.parse_args()
     if not arguments.data.is_file():
         sys.exit(f"There is no {arguments.data}. Give a file of LoCoMo's schema with --data.")
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    asyncio.run(run(read(arguments.data), arguments))
+    first, _, last = arguments.conversations.partition("-")
+    asyncio.run(run(read(arguments.data)[int(first) - 1 : int(last or first)], arguments))
 
 
-async def run(talks: list[Talk], arguments: argparse.Namespace) -> None:
+async def run(talks: Sequence[Talk], arguments: argparse.Namespace) -> None:
     made = create_embedder(arguments.embedder)
     if made is None:
         sys.exit("The comparison needs an embedder.")
     embedder = Remembering(made)
-    floors = (None, made.unrelated)
-    found: dict[tuple[str, float | None], list[tuple[int, float]]] = {}
+    always = {"NEEDED": NEVER, "NEEDED_BY_WORDS": NEVER, "ENOUGH": 0.0, "ENOUGH_BY_WORDS": 0.0}
+    ways = [
+        Way("as many as fit", embedder, always),
+        Way("where needed", embedder),
+        Way("as many as fit, words alone", None, always),
+        Way("where needed, words alone", None),
+        *(Way(f"needed {bar}", embedder, {"NEEDED": float(bar)}) for bar in arguments.bars.split(",") if bar),
+    ]
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="chatsvc-bench-", dir="/tmp") as directory:
         async with embedded_postgres(Path(directory), lambda _: None) as url:
             await migrate(url)
             async with open_store(url, pool_size=4, timeout_s=30) as store:
-                for talk in talks[: arguments.conversations]:
-                    asked = await Asked.of(store, url, embedder, talk)
-                    for what, questions in sets(talk, talks).items():
-                        for floor in floors:
-                            embedder.unrelated = floor
-                            # What was just asked is remembered; another blank makes it another question.
-                            blank = " " * floors.index(floor)
-                            found.setdefault((what, floor), []).extend(
-                                [await asked.quotation(Question(q.text + blank, q.evidence)) for q in questions]
+                for talk in talks:
+                    folds = range(STEP - 1, len(talk.turns) - STEP, STEP)
+                    asked = await Asked.of(store, url, embedder, talk, folds=folds)
+                    embedder.remembers = True  # nothing is timed here
+                    for what, messages in sets(talk).items():
+                        for way in ways:
+                            found.setdefault((what, way.name), []).extend(
+                                await quotations(store, asked, talk, messages, way)
                             )
+                    print(f"{len(talk.turns)} turns", file=sys.stderr)
     await embedder.aclose()
-    print("| asked | floor | tokens quoted of 1,000 | nothing quoted | evidence in it |\n|---|---|---|---|---|")
-    for (what, floor), quotations in found.items():
-        if not quotations:
-            continue  # there was one conversation only
-        tokens, shares = zip(*quotations, strict=True)
+    print("| asked | quoted | tokens of 1,000, mean | p50 | nothing quoted | evidence in it |")
+    print("|---|---|---:|---:|---:|---:|")
+    for (what, way_name), quoted in found.items():
+        tokens, shares = zip(*quoted, strict=True)
         nothing = 100 * mean(count == 0 for count in tokens)
         evidence = f"{100 * mean(shares):.1f} %" if what == "its own questions" else ""
-        print(f"| {what} ({len(tokens)}) | {floor or 'none'} | {mean(tokens):.0f} | {nothing:.0f} % | {evidence} |")
+        print(
+            f"| {what} ({len(tokens)}) | {way_name} | {mean(tokens):.0f} | {median(tokens):.0f} | {nothing:.0f} % |"
+            f" {evidence} |"
+        )
 
 
-def sets(talk: Talk, talks: list[Talk]) -> dict[str, list[Question]]:
+def sets(talk: Talk) -> dict[str, list[Message]]:
     """What a conversation is asked."""
-    others = [each for each in talks if each is not talk]
+    count = len(talk.turns)
+    old = {turn.name for turn in talk.turns[: folded(count)]}
+    later = range(2 * count // 3, count)
     return {
-        "everyday messages": [Question(text, frozenset({"nothing"})) for text in EVERYDAY],
-        "questions about other conversations": [q for each in others for q in spread(each, OTHERS)],
-        "its own questions": spread(talk, OWN),
+        "everyday messages": [Message(text, count) for text in EVERYDAY],
+        "its own next ones": [
+            Message(unnamed(talk.turns[number].text), number) for number in later[:: -(-len(later) // NEXT)]
+        ],
+        "its own questions": [
+            Message(asked.text, count, asked.evidence & old) for asked in talk.questions if asked.evidence & old
+        ],
     }
 
 
-def spread(talk: Talk, count: int) -> list[Question]:
-    """So many questions of a conversation, from its beginning to its end."""
-    return list(talk.questions[:: -(-len(talk.questions) // count)])
+def unnamed(text: str) -> str:
+    """As the user writes it, without who says it."""
+    return text.partition(": ")[2]
+
+
+def folded(at: int) -> int:
+    """How many of so many utterances are folded."""
+    return max(0, (at - STEP) // STEP * STEP)
+
+
+async def quotations(
+    store: Store, asked: Asked, talk: Talk, messages: Sequence[Message], way: Way
+) -> list[tuple[int, float]]:
+    """For each message the tokens that are quoted, and the share of its evidence in them."""
+    with changed(need, **way.need):
+        one = recall.Recall(
+            index=store.recall,
+            engines={},
+            embedder=way.embedder,
+            clock=SystemClock(),
+            most=ContextConfig().recall_turns,
+        )
+        found = [await quotation(one, asked, talk, message) for message in messages]
+        await one.aclose()
+    return found
+
+
+async def quotation(one: recall.Recall, asked: Asked, talk: Talk, wanted: Message) -> tuple[int, float]:
+    start, ids = folded(wanted.at), list(asked.names)
+    shown = [
+        message(number, Role.ASSISTANT if (wanted.at - number) % 2 else Role.USER, talk.turns[number].text)
+        for number in range(start, wanted.at)
+    ]
+    branch = asked.branch
+    found: Any = await one.recall(
+        branch.user_id,
+        branch.conversation_id,
+        ids[wanted.at - 1],
+        ids[start - 1],
+        wanted.text,
+        lately=need.lately(reversed(list(turns(shown))), wanted.text),
+        budget_tokens=BUDGET,
+        model="none",
+    )
+    names = {asked.names[id_] for turn in found for id_ in turn.message_ids}
+    evidence = wanted.evidence
+    return sum(turn.tokens for turn in found), len(evidence & names) / len(evidence) if evidence else 0.0
 
 
 if __name__ == "__main__":

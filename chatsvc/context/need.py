@@ -8,6 +8,8 @@ in every turn, so an ordinary message, which goes on from what was said just now
     closeness  how much closer in meaning the closest old passage is than old passages usually are to this message
     need       share - ``LATELY`` x lately + closeness; at least ``NEEDED``, or nothing is recalled
 
+What is needed badly is recalled as far as it fits, what is hardly needed only in its best passages (``Need.enough``).
+
 A word's weight is that of the ranking: a word that is rare in the old part weighs much, one that is everywhere next to
 nothing. A message whose words are all common, or that brings many words of its own, has a small share in any single
 passage; one that goes on about the last subject has its words there. So this works in any language that can be split
@@ -41,6 +43,13 @@ from chatsvc.conversation import Message, Role
 
 NEEDED: Final = 0.6
 NEEDED_BY_WORDS: Final = 0.125
+ENOUGH: Final = 0.5
+ENOUGH_BY_WORDS: Final = 0.3
+"""Of the best score: what is less has next to none of the evidence, and costs as much. Words alone fall off steeply."""
+ENOUGH_AT_LEAST: Final = 0.8
+"""The same for a message that just needs something."""
+PLAINLY: Final = 0.2
+"""A need that is so much beyond the least is no doubtful one."""
 LATELY: Final = 0.7
 """Not all of it: a question about something old may well use a word of the last subject."""
 LATELY_CHARS: Final = 1600
@@ -63,10 +72,18 @@ class Need(msgspec.Struct, frozen=True):
     @property
     def met(self) -> bool:
         """Whether anything old is worth its tokens."""
+        return self._beyond >= 0
+
+    @property
+    def enough(self) -> float:
+        """The share of the best score that a passage has to have to be worth its tokens."""
+        least = ENOUGH_BY_WORDS if self.closeness is None else ENOUGH
+        return ENOUGH_AT_LEAST - (ENOUGH_AT_LEAST - least) * min(1.0, max(0.0, self._beyond / PLAINLY))
+
+    @property
+    def _beyond(self) -> float:
         words = self.share - LATELY * self.lately
-        if self.closeness is None:
-            return words >= NEEDED_BY_WORDS
-        return words + self.closeness >= NEEDED
+        return words - NEEDED_BY_WORDS if self.closeness is None else words + self.closeness - NEEDED
 
 
 def need(

@@ -9,8 +9,7 @@ question, and a topic seldom ends with one message.
     score     each of the four stretched to 0 … 1 over all passages (min-max); windows count twice, words as much as
               meaning
 
-Whether anything is quoted at all is decided before, by ``need``. Then only what scores at least ``ENOUGH`` of what the
-best one does.
+Whether anything is quoted at all, and how far from the best it may be, is decided by ``need``.
 
 Laws (tests/unit/test_context_retrieve.py): scores lie in 0 … 1; a passage without a vector is ranked as if its meaning
 were that of the least fitting one, and without any vectors words alone decide; how passages were packed into chunks
@@ -40,8 +39,6 @@ AROUND: Final = 2
 """Passages to either side that make a window."""
 WINDOW_WEIGHT: Final = 2
 """Of a passage's window, where the passage itself has 1."""
-ENOUGH: Final = 0.5
-"""Of the best score: what is less has next to none of the evidence (docs/benchmarks.md), and costs as much."""
 
 
 class Postings(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from chatsvc.clock import Clock
 from chatsvc.context.material import Recalled
 from chatsvc.context.need import Need, need
 from chatsvc.context.passages import Words, cosines, question_keys
-from chatsvc.context.retrieve import ENOUGH, Floats, Postings, best, fused, joined, words_scores
+from chatsvc.context.retrieve import Floats, Postings, best, fused, joined, words_scores
 from chatsvc.context.words import VERSION, terms
 from chatsvc.conversation import Role
 from chatsvc.errors import EngineUnavailable, StoreUnavailable
@@ -278,7 +278,7 @@ def _rank(
     if not ranked.need.met:
         return []
     places: list[tuple[tuple[int, int], int, float]] = []
-    for position in best(ranked.scores, count, enough=ENOUGH):
+    for position in best(ranked.scores, count, enough=ranked.need.enough):
         number = int(np.searchsorted(ranked.starts, position, side="right")) - 1
         place = chunks[number].id, position - ranked.starts[number]
         places.append((place, position, float(ranked.scores[position])))

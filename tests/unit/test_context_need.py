@@ -74,13 +74,20 @@ def test_what_was_said_lately_never_makes_anything_old_more_needed(talk, questio
 @given(st.floats(0, 1), st.floats(0, 1), st.none() | st.floats(0, 1), st.floats(0, 2), st.floats(0, 2))
 def test_a_higher_bar_never_recalls_more(share, said, close, one, other):
     found = Need(share, said, close)
-    met = []
+    seen = []
     for bar in sorted((one, other)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(need_module, "NEEDED", bar)
             patch.setattr(need_module, "NEEDED_BY_WORDS", bar)
-            met.append(found.met)
-    assert met[0] or not met[1]
+            seen.append((found.met, found.enough))
+    (low_met, low_enough), (high_met, high_enough) = seen
+    assert low_met or not high_met
+    assert 0 < low_enough <= high_enough < 1
+
+
+def test_what_is_plainly_needed_is_recalled_further_from_the_best_than_what_hardly_is():
+    assert [round(Need(share, 0, 0.3).enough, 3) for share in (0.3, 0.4, 0.5, 1)] == [0.8, 0.65, 0.5, 0.5]
+    assert [round(Need(share, 0, None).enough, 3) for share in (0.125, 0.225, 1)] == [0.8, 0.55, 0.3]
 
 
 @given(st.integers(0, 300), st.sampled_from([None, 0.0, 0.2, -0.5, math.nan]), st.sampled_from([None, 0.35]))
