@@ -50,6 +50,12 @@ class _PartsCollector(Collector):
         for (model, status), count in self._scheduler.folded.items():
             folds.add_metric([model, status], count)
         yield folds
+        warmed = CounterMetricFamily(
+            "chatsvc_prefixes_warmed", "Prefixes read before anybody waited.", labels=["model", "how"]
+        )
+        for (model, how), count in self._scheduler.warming.ended.items():
+            warmed.add_metric([model, how], count)
+        yield warmed
         tokens = CounterMetricFamily("chatsvc_tokens", "Tokens of ended replies.", labels=["model", "kind"])
         for (model, kind), count in self._scheduler.tokens.items():
             tokens.add_metric([model, kind], count)
