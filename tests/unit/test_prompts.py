@@ -77,9 +77,11 @@ class Remembering:
     def __init__(self, found=()):
         self.found = tuple(found)
         self.asked = []
+        self.lately = []
 
     async def recall(self, user_id, conversation_id, leaf_id, through_id, question, *, lately, budget_tokens, model):
         self.asked.append((user_id, conversation_id, leaf_id, through_id, question, budget_tokens, model))
+        self.lately.append(lately)
         return self.found
 
 
@@ -257,12 +259,14 @@ def test_quotations_that_have_no_room_are_given_up_together():
 
 def test_what_is_left_out_is_recalled_from_like_what_is_folded():
     recall = Remembering([Recalled(message_ids=("msg_0",), text="user: a cat", said_at=BEGAN, score=1, tokens=4)])
-    branch = branch_of([("word " * 40, ["assistant"], "word " * 40) for _ in range(10)], "right")
+    branch = branch_of([(f"{n} " + "word " * 40, ["assistant"], "word " * 40) for n in range(10)], "right")
     prepared = asyncio.run(prompts(512, recall).prepare(wanted(branch, "which animal?")))
     left_out = prepared.report.left_out
     assert left_out > 0
     through = list(turns(branch))[left_out - 1][-1].id
     assert recall.asked == [("ada", "conv_1", branch[-1].id, through, "which animal?", 48, "m")]
+    shown = [said.content for turn in list(turns(branch))[left_out:] for said in turn]
+    assert recall.lately == ["\n".join(shown)]
     assert prepared.report.recalled[0].message_ids == ("msg_0",)
     assert "2026-01-01:\n> user: a cat\n" in prepared.prompt.messages[-1].content
     assert prepared.report.parts.recalled > 0
