@@ -139,8 +139,9 @@ def cursor_of(scope: Scope, query: dict[str, list[str]]) -> int:
 
     Raises ``InvalidCursor`` for anything but ASCII digits.
     """
-    values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"]
-    text = (values or query.get("last_event_id") or [""])[-1].strip()
+    # Blanks around a header's value are not part of it (RFC 9110, 5.5); in a query everything counts.
+    values = [value.decode("latin-1").strip(" \t") for name, value in scope["headers"] if name == b"last-event-id"]
+    text = (values or query.get("last_event_id") or [""])[-1]
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > _MAX_CURSOR_DIGITS:

@@ -34,9 +34,9 @@ def drawn(random, highest):
 def meaning_of(cursor, place):
     """The number it stands for; None for no number at all. Queries are UTF-8 in form encoding, headers are Latin-1."""
     if place == "query":
-        text = unquote_to_bytes(cursor.replace("+", " ")).decode("utf-8", "replace").strip()
+        text = unquote_to_bytes(cursor.replace("+", " ")).decode("utf-8", "replace")
     else:
-        text = unquote_to_bytes(cursor).decode("latin-1").strip()
+        text = unquote_to_bytes(cursor).decode("latin-1").strip(" \t")
     if not text:
         return 0
     return int(text) if re.fullmatch("[0-9]{1,40}", text) else None

@@ -128,7 +128,7 @@ async def test_a_silent_stream_carries_pings_between_events(start_server, client
     assert names[-1] == "done"
 
 
-@pytest.mark.parametrize("cursor", ["abc", "-1", "1.5", "١٢", "1 2", "0x1", "1e3", "1;2"])
+@pytest.mark.parametrize("cursor", ["abc", "-1", "1.5", "١٢", "1 2", " 1", "1\n", " ", "0x1", "1e3", "1;2"])
 async def test_a_cursor_of_anything_but_decimal_digits_is_refused(api, cursor):
     reply = await api.start()
     answer = await api.client.get(
