@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, ItemsView, Iterable
 from itertools import count
+from typing import Final
 
 import msgspec
 
@@ -24,6 +25,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the prompt that is likely to be served from the prefix cache: how warm the run is."""
     block: int = 1
     """Tokens of the KV cache that are given out together."""
+    background: bool = False
+    """Nobody waits for it: whoever takes the next run lets others go first."""
 
     @property
     def kv_tokens(self) -> int:
@@ -56,6 +59,9 @@ class Waiting:
         """How often a warmer run was preferred while this one was next."""
 
 
+_NONE_QUEUED: Final[ItemsView[str, Waiting]] = OrderedDict[str, Waiting]().items()
+
+
 class Flow:
     """A user: the line of its waiting runs, and what it has received.
 
@@ -82,6 +88,11 @@ class Flow:
     def counter(self) -> float:
         """Weighted service charged so far."""
         return self.received + self.ahead
+
+    @property
+    def queued(self) -> ItemsView[str, Waiting]:
+        """The runs that have a place in the queue, by id: all that wait, unless nobody waits for them."""
+        return _NONE_QUEUED if self.waiting and self.head.demand.background else self.waiting.items()
 
     @property
     def key(self) -> float:

@@ -154,7 +154,7 @@ class FairQueue:
         ahead = {tier: self._edge(tier) - self._time.offset(tier) for tier in self._weights}
         for flow in self._flows.values():
             tag, weight = flow.counter + ahead[flow.tier], flow.weight * boosts[flow.tier]
-            for run_id, waiting in flow.waiting.items():
+            for run_id, waiting in flow.queued:
                 service = self._expected(waiting.demand)
                 entries.append((tag + waiting.centre / flow.weight, run_id, service))
                 tag += service / weight

@@ -195,6 +195,7 @@ class Line:
             max_tokens=wanted,
             cached_tokens=min(self.warmth.cached(run.conversation_id), prompt),
             block=block,
+            background=run.kind is not RunKind.REPLY,
         )
 
     def knows(self, run_id: str) -> bool:

@@ -195,6 +195,8 @@ def test_what_nobody_waits_for_lets_replies_go_first_whoever_came_first():
     line.put(fold(2))
     line.put(run(3, user="bob"))
     assert line.line("m").held_up == 1
+    # And so its place says: whoever waits is told of replies only.
+    assert line.standing("m", "run003")[0].position == 1
     line.meter("m", "run001").end(complete=True)
     assert line.take() == [("m", "run003")]
     assert line.line("m").held_up == 0
