@@ -338,7 +338,10 @@ async def test_when_home_is_away_the_stored_message_is_served_once_it_was_replic
     assert (await away.state(ended))["status"] == "complete"
     async with httpx.AsyncClient() as stranger:
         answer = await Api(stranger, away.base).call("GET", f"/v1/responses/{ended['response_id']}")
+        # Whose a token is only its own region can tell.
+        by_token = await read(stranger, away.stream_url(ended))
     assert answer.status_code == 503
+    assert (by_token.text, by_token.end.data["code"]) == ("", "region_unreachable")
 
     # Back again, home sees to the reply whose worker died, and the other region shows it.
     home_can_be_killed.start()

@@ -84,6 +84,20 @@ async def test_replicas_that_failed_are_asked_last_for_a_while():
     assert len({tuple(peer._in_turn()) for _ in range(100)}) == 2
 
 
+async def test_that_a_replica_is_away_is_said_once_and_again_when_it_had_been_back(capsys):
+    async with region(problem(503, "store_unavailable"), answer(200, JSON)) as (peer, (sick, _)):
+        for _ in range(3):
+            assert await get(peer) == (200, JSON)
+        sick.script = answer(200, JSON)
+        await get(peer)
+        assert capsys.readouterr().out.count("a replica of another region failed") == 1
+        sick.script = b"nonsense\r\n\r\n"
+        for _ in range(2):
+            await get(peer)
+        assert len(sick.requests) == 6
+        assert capsys.readouterr().out.count("a replica of another region failed") == 1
+
+
 async def test_a_body_is_read_whatever_the_pieces_it_comes_in():
     whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     whole += chunk(JSON[:5]) + chunk(JSON[5:]) + END
