@@ -14,7 +14,7 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -65,8 +65,7 @@ def _prepare(data_dir: Path, progress: Progress, settings: Mapping[str, str]) ->
         data.chmod(0o700)  # volumes come with group rights, which Postgres does not accept
         if account.switch:
             os.chown(data, account.uid, account.gid)
-            for path in (data, binaries):
-                _let_through(path, progress)
+            _let_through([data, binaries], data.parent, progress)
         sockets = socket_directory(data, ".s.PGSQL.5432", account)
         if not (data / "PG_VERSION").exists():
             progress("Preparing the embedded Postgres (first start only)")
@@ -129,13 +128,23 @@ def _account(data: Path) -> Account:
     return Account(entry.pw_uid, entry.pw_gid, switch=True)
 
 
-def _let_through(path: Path, progress: Progress) -> None:
-    """Let the server's account pass (not list) the directories above ``path``, such as /root."""
-    for directory in path.parents:
+def _let_through(paths: Iterable[Path], ours: Path, progress: Progress) -> None:
+    """Let the server's account pass (not list) the directories above ``paths``, such as /root.
+
+    Of those that are not ``ours``, the data directory, it is said: others may pass there from now on, too.
+    """
+    opened = []
+    for directory in dict.fromkeys(parent for path in paths for parent in path.parents):
         mode = directory.stat().st_mode
         if not mode & stat.S_IXOTH:
-            progress(f"Letting Postgres pass through {directory} (o+x)")
             directory.chmod(mode | stat.S_IXOTH)
+            if directory != ours:
+                opened.append(str(directory))
+    if opened:
+        progress(
+            "Postgres must not run as root and gets an account of its own here. For it to reach its files all accounts"
+            f" may now pass through {', '.join(opened)} (chmod o+x), not list them"
+        )
 
 
 def _initialise(binaries: Path, data: Path, account: Account) -> None:
