@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +78,12 @@ def phases(found: dict[str, Any]) -> None:
     for name, figures_of in found.items():
         parts = (f"{phase['share']:.0%}: {phase['delay_p99_s']}" for phase in figures_of["phases"].values())
         print(f"{name:<14}  " + "  ".join(parts).replace("'", ""))
+        if "step_changes" in figures_of:
+            again = "  ".join(
+                f"{phase['share']:.0%}: {figures_of['taken_again'][begin]:.1f}"
+                for begin, phase in figures_of["phases"].items()
+            )
+            print(f"{'':<14}  steps up and down: {figures_of['step_changes']:.1f}; taken again: {again}")
 
 
 def service_lines(result: Result) -> Lines:
@@ -111,6 +119,24 @@ def step_lines(steps: list[tuple[float, int]], until_s: float) -> Lines:
     return {"step": line}
 
 
+def taken_again(steps: list[tuple[float, int]], trace: Trace) -> dict[str, int]:
+    """How many steps were taken again that had been given back while so much of the engine was there, by the second
+
+    from which on it was.
+    """
+    found: dict[str, int] = {}
+    ends = [*(begin for begin, _ in trace.capacity[1:]), math.inf]
+    for (begin, _), end in zip(trace.capacity, ends, strict=True):
+        given_back: set[int] = set()
+        again = 0
+        for (_, before), (at, step) in pairwise(steps):
+            if begin <= at < end:
+                again += step > before and step in given_back
+                given_back.update(range(step + 1, before + 1))
+        found[f"{begin:.0f}"] = again
+    return found
+
+
 def run(traces: Sequence[Trace], names: list[str], engine: Engine, plots: Path | None) -> dict[str, dict[str, Any]]:
     """Serve the traces, one a repeat, under each policy."""
     trace = traces[0]
@@ -129,6 +155,8 @@ def run(traces: Sequence[Trace], names: list[str], engine: Engine, plots: Path |
         first[name] = results[0]
         if isinstance(policies[0], Service):
             found[name]["step_changes"] = sum(len(one.steps) - 1 for one in policies) / len(policies)
+            again = [taken_again(one.steps, trace) for one, trace in zip(policies, traces, strict=True)]
+            found[name]["taken_again"] = {begin: sum(one[begin] for one in again) / len(again) for begin in again[0]}
             found[name]["most_steps"] = max(step for one in policies for _, step in one.steps)
             steps = step_lines(policies[0].steps, results[0].ended_s)
     if plots is not None:

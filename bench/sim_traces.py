@@ -192,6 +192,13 @@ def capacity_drop(seed: int = 0) -> Trace:
     return maker.trace("capacity-drop", capacity=capacity, until_s=1500.0)
 
 
+def busy_hour(seed: int = 0) -> Trace:
+    """The requests of ``capacity-drop``, and all of the engine all the time: what is usual, at the same times."""
+    trace = capacity_drop(seed)
+    whole = tuple((begin, 1.0) for begin, _ in trace.capacity)
+    return msgspec.structs.replace(trace, name="busy-hour", capacity=whole)
+
+
 def long_prompts(seed: int = 0) -> Trace:
     """One user with prompts of 30,000 tokens against a hundred with one line each, again and again."""
     maker = _Maker(seed)
@@ -232,6 +239,7 @@ MADE: Final[dict[str, Callable[[int], Trace]]] = {
     "many-accounts": many_accounts,
     "long-outputs": long_outputs,
     "capacity-drop": capacity_drop,
+    "busy-hour": busy_hour,
     "long-prompts": long_prompts,
     "tiers": tiers,
     "crowd": crowd,

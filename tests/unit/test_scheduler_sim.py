@@ -12,7 +12,7 @@ from chatsvc.limits import TierName
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 from measure import percentile
-from scheduler_sim import main, run
+from scheduler_sim import main, run, taken_again
 from sim_engine import Engine, Result, Served, simulate
 from sim_metrics import accumulated, figures, windows
 from sim_policies import POLICIES, WEIGHTS
@@ -174,9 +174,14 @@ def test_on_half_the_engine_pro_waits_less_than_twice_as_long_as_on_all_of_it(ha
 
 
 def test_while_the_engine_stays_halved_no_step_is_given_back_to_be_taken_again(halved):
-    for policy, _ in halved:
-        low = [step for at, step in policy.steps if at < 720]
-        assert low == sorted(low)
-        assert 2 <= max(low) <= 3
+    for policy, done in halved:
+        assert taken_again(policy.steps, done.trace)["300"] == 0
+        assert 2 <= max(step for at, step in policy.steps if at < 720) <= 3
         # A minute after the drop free users have another engine.
         assert next(at for at, step in policy.steps if step == 2) < 375
+
+
+def test_a_step_counts_as_taken_again_only_while_capacity_stays_the_same():
+    trace = Trace(name="t", jobs=[], capacity=((0.0, 1.0), (300.0, 0.5)))
+    steps = [(0.0, 0), (10.0, 1), (90.0, 0), (310.0, 1), (320.0, 2), (400.0, 1), (410.0, 0), (420.0, 1), (430.0, 2)]
+    assert taken_again(steps, trace) == {"0": 0, "300": 2}
