@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import structlog
 
 from chatsvc.errors import ChatError, kind_of
@@ -55,9 +57,18 @@ def terminal_event_for(message_id: str, outcome: Outcome) -> Event:
 
 
 async def end_queued(
-    store: Store, writer: LogWriter, run: Run, kind: type[ChatError], message: str, ttl_s: float
+    store: Store,
+    writer: LogWriter,
+    run: Run,
+    kind: type[ChatError],
+    message: str,
+    ttl_s: float,
+    count: Counter[tuple[str, str]],
 ) -> bool:
-    """End a run that waits as failed, with a plain sentence. False: it did not wait any more, and nothing changed."""
+    """End a run that waits as failed, with a plain sentence, and ``count`` it if it is a reply, by model and status.
+
+    False: it did not wait any more, and nothing changed.
+    """
     kept = await store.runs.kept_text(run)
     outcome = Outcome(
         status=RunStatus.FAILED,
@@ -68,6 +79,7 @@ async def end_queued(
     )
     ended = await store.runs.finish_queued(run.id, outcome)
     if ended is not None and ended.kind is RunKind.REPLY:  # nobody reads how a fold ends
+        count[ended.model, ended.status.value] += 1
         await announce(writer, ended, kept, ttl_s)
     return ended is not None
 

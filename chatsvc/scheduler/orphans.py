@@ -14,6 +14,7 @@ Each is settled in a task of its own, a few at a time. One that fails is found a
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -74,7 +75,10 @@ class Orphans:
         clock: Clock,
         log_ttl_s: float,
         count_tokens: CountTokens,
+        ended: Counter[tuple[str, str]],
     ) -> None:
+        """``ended`` counts the replies that are ended here, by model and status."""
+        self._ended = ended
         self._count_tokens = count_tokens
         self._store = store
         self._streamlog = log
@@ -188,6 +192,7 @@ class Orphans:
         if not await self._store.runs.finish(run.id, run.attempt, outcome):
             reply.discard()
             return
+        self._ended[run.model, outcome.status.value] += 1
         reply.event(terminal_event_for(run.message_id, outcome))
         await reply.close(self._log_ttl_s)
         _log.warning("orphan ended", run_id=run.id, status=outcome.status.value)
@@ -238,7 +243,8 @@ class Orphans:
         try:
             for run in await self._store.runs.unserved():
                 message = f"The model {run.model} is not served any more. Choose another one."
-                if await end_queued(self._store, self._writer, run, UnknownModel, message, self._log_ttl_s):
+                ttl_s = self._log_ttl_s
+                if await end_queued(self._store, self._writer, run, UnknownModel, message, ttl_s, self._ended):
                     _log.warning("queued run of an unserved model ended", run_id=run.id, model=run.model)
         except StoreUnavailable as error:
             _log.warning("unserved runs not looked for", reason=error.detail)

@@ -36,16 +36,18 @@ class Overdue:
         log_ttl_s: float,
         gone: Callable[[str], object],
         refused: Counter[tuple[TierName, str]],
+        ended: Counter[tuple[str, str]],
     ) -> None:
         """``gone`` is told of each run that waits no more: refused here, or ended elsewhere.
 
-        ``refused`` counts those that are refused here, by tier and code.
+        ``refused`` counts those that are refused here by tier and code, ``ended`` by model and status.
         """
         self._store = store
         self._writer = writer
         self._log_ttl_s = log_ttl_s
         self._gone = gone
         self._refused = refused
+        self._ended = ended
         self._places = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -71,7 +73,8 @@ class Overdue:
                         self._gone(run_id)
                     return
                 message = f"So many were waiting that this was not answered in time. Try again in {retry_s} s."
-                if await end_queued(self._store, self._writer, run, TooLate, message, self._log_ttl_s):
+                ttl_s = self._log_ttl_s
+                if await end_queued(self._store, self._writer, run, TooLate, message, ttl_s, self._ended):
                     self._refused[run.tier, TooLate.code] += 1
                     self._gone(run_id)
         except NotFound:

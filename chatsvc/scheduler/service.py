@@ -167,6 +167,7 @@ class Scheduler:
             log_ttl_s=self._log_ttl_s,
             gone=lambda run_id: self.dispatcher.interrupt(run_id, Interrupt.GONE),
             refused=self.pressure.refused,
+            ended=self._runner.ended,
         )
         self._orphans = Orphans(
             store=store,
@@ -175,6 +176,7 @@ class Scheduler:
             clock=clock,
             log_ttl_s=self._log_ttl_s,
             count_tokens=self._count_tokens,
+            ended=self._runner.ended,
         )
         self._lease = LeaseKeeper(
             store=store,
@@ -228,6 +230,7 @@ class Scheduler:
         self.dispatcher.interrupt(response_id, Interrupt.STOP)
         if run.status is RunStatus.STOPPED and run.owner is None:
             # It ended in the queue, so no worker will say so.
+            self._runner.ended[run.model, run.status.value] += 1
             kept = await self._store.runs.kept_text(run)
             await announce(self._writer, run, kept, self._log_ttl_s)
         return run

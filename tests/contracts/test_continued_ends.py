@@ -60,6 +60,8 @@ async def test_stopped_in_the_queue_it_shows_the_text_it_keeps(store, world, tmp
         assert (await made.stop(ALICE.user_id, run.id)).status is RunStatus.STOPPED
         ended = await ends_as(world, run, RunStatus.STOPPED)
         assert await soon(logged_end(made.log, run, ended.last_seq)) == [(1, "delta", KEPT), (2, "done", "")]
+        await made.stop(ALICE.user_id, run.id)
+        assert made.ended == {(run.model, "stopped"): 1}
 
 
 async def test_stopped_in_the_queue_with_nothing_kept_it_is_one_event(store, world, tmp_path):
@@ -86,6 +88,7 @@ async def test_stopped_while_its_worker_was_dead_it_shows_the_text_it_keeps(stor
         ended = await soon(ends_as(world, run, RunStatus.STOPPED))
         events = await soon(logged_end(log, run, ended.last_seq))
         assert events == [(1, "start", ""), (2, "delta", KEPT), (3, "done", "")]
+        assert made.ended == {(run.model, "stopped"): 1}
 
 
 async def test_of_a_model_nobody_serves_any_more_it_shows_the_text_it_keeps(store, world, tmp_path, monkeypatch):
@@ -97,6 +100,7 @@ async def test_of_a_model_nobody_serves_any_more_it_shows_the_text_it_keeps(stor
         made._orphans.settle_unserved()
         ended = await soon(ends_as(world, run, RunStatus.FAILED))
         assert await soon(logged_end(made.log, run, ended.last_seq)) == [(1, "delta", KEPT), (2, "error", "")]
+        assert made.ended == {("of-yesterday", "failed"): 1}
 
 
 async def test_what_was_put_back_after_its_start_goes_on_counting(store, world, tmp_path):
@@ -115,3 +119,4 @@ async def test_what_was_put_back_after_its_start_goes_on_counting(store, world, 
         ended = await made.stop(ALICE.user_id, run.id)
         events = await soon(logged_end(log, run, ended.last_seq))
         assert events == [(1, "start", ""), (2, "delta", KEPT), (3, "done", "")]
+        assert made.ended == {(run.model, "stopped"): 1}

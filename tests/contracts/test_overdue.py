@@ -31,6 +31,7 @@ async def test_a_run_that_waits_is_refused_says_when_to_come_again_and_costs_not
         waits = await world.queued(model="elsewhere", charge=500.0, tier=BUDGET)
         await soon(refused(made, waits))
         assert made.pressure.refused == {(waits.tier, "too_late"): 1}
+        assert made.ended == {("elsewhere", "failed"): 1}
         ended = await store.runs.get(waits.user_id, waits.id)
         assert (ended.status, ended.error_code) == (RunStatus.FAILED, "too_late")
         assert "in 20 s" in ended.error_message
