@@ -26,7 +26,7 @@ import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.conversation import BranchView, Conversation
-from chatsvc.errors import ChatError, NotFound, StoreUnavailable
+from chatsvc.errors import ChatError, NotFound
 from chatsvc.ids import uuid7_hex
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Usage
@@ -353,8 +353,9 @@ class Warming:
             return
         try:
             await self._store.allowances.bill(wish.user_id, usage, RunKind.FOLD)
-        except StoreUnavailable as error:
-            _log.warning("warmed prefix not counted", conversation_id=wish.conversation_id, reason=error.detail)
+        except Exception as error:  # noqa: BLE001
+            # It is a note of what was done in the background: no reply is to end for it.
+            _log.warning("warmed prefix not counted", error_type=type(error).__name__, reason=str(error))
 
     def _failed(self, wish: _Wish, error: Exception) -> None:
         reason = error.detail if isinstance(error, ChatError) else type(error).__name__

@@ -80,6 +80,7 @@ class Shelf:
 
     def __init__(self):
         self.error: Exception | None = None
+        self.bill_error: Exception | None = None
         self.billed: list[int] = []
         self.updated_at = NOW
         self.conversations = self.allowances = self
@@ -106,6 +107,8 @@ class Shelf:
         return self._conversation(name), BranchView(summary=None, pinned=(), verbatim=(asked, answered))
 
     async def bill(self, user_id, usage, kind):
+        if self.bill_error:
+            raise self.bill_error
         self.billed.append(usage.prompt_tokens)
 
 
@@ -367,6 +370,20 @@ async def test_a_store_or_tokenizer_that_breaks_ends_nothing_else(error):
         world.warming.after_reply(reply())
         await until(lambda: not world.warming.busy)
         assert world.ended == {("m", "read"): 1}
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), ValueError("what no store should throw")])
+async def test_what_cannot_be_counted_ends_nothing_else(error):
+    async with warming() as world:
+        world.engine.may_read.set()
+        world.shelf.bill_error = error
+        world.warming.after_reply(reply())
+        await until(lambda: world.ended and not world.warming.busy)
+        await settled()
+        world.shelf.bill_error = None
+        world.warming.after_reply(reply())
+        await until(lambda: world.shelf.billed)
+        assert world.ended == {("m", "read"): 2}
 
 
 async def test_a_shutdown_ends_it_and_begins_no_more():
