@@ -11,6 +11,10 @@ from stand_ins import conversation_of
 
 WINDOW = 8_192
 LONGEST_SUMMARY = 1_000
+PARTS = {
+    "system": 100, "memory": 0, "summary": 321, "pinned": 0, "verbatim": 3_000, "recalled": 400, "question": 50,
+}  # fmt: skip
+"""Tokens of every reply's prompt."""
 
 
 def message_id(number: int) -> str:
@@ -74,13 +78,12 @@ class Folded:
         response = route.request.url.split("/")[-2]
         self.asked.append(response)
         turns = self._recalled.get(int(response.rsplit("_", 1)[-1]), [])
-        parts = {"system": 100, "memory": 0, "summary": 321, "pinned": 0, "verbatim": 3_000, "recalled": 400}
         body = {
             "window": WINDOW,
             "reply_reserve": 2_048,
-            "prompt_tokens": 3_871,
+            "prompt_tokens": sum(PARTS.values()),
             "cached_tokens": 3_200,
-            "parts": parts | {"question": 50},
+            "parts": PARTS,
             "condensed": True,
             "left_out": 2 if turns else 0,
             "summary": {"id": "sum_1", "version": 1, "through_message_id": message_id(self.through), "tokens": 321},

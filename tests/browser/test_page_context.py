@@ -6,7 +6,7 @@ import re
 
 import pytest
 from contrast import worst_contrast
-from folded import Folded, message_id
+from folded import PARTS, WINDOW, Folded, message_id
 from playwright.async_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
@@ -148,9 +148,14 @@ async def test_all_that_is_told_can_be_read_on_its_ground(visit, scheme):
     assert min(worst)[0] >= 4.5, worst
 
 
+# Of a bar, the share of its width that each part takes.
+WIDTHS = """bar => Object.fromEntries([...bar.children].map((part) =>
+    [part.className, part.getBoundingClientRect().width / bar.getBoundingClientRect().width]))"""
+
+
 async def test_the_meter_tells_what_the_window_holds(visit):
     tab = await visit()
-    await Folded(tab, texts_of(12), 5, {}).open()
+    await Folded(tab, texts_of(12), 5, {11: [2]}).open()
     meter = tab.button("Context: 47 % of the model's window is used")
     await meter.focus()
     await tab.page.keyboard.press("Enter")
@@ -158,15 +163,25 @@ async def test_the_meter_tells_what_the_window_holds(visit):
     await expect(details).to_be_focused()
     told = (await details.inner_text()).split("\n")
     numbers = dict(itertools.pairwise(told))
-    assert (numbers["Summary"], numbers["Recalled messages"], numbers["Kept free for the reply"]) == (
-        "321",
-        "400",
-        "2,048",
+    assert (
+        numbers.items()
+        >= {
+            "Instructions": "100",
+            "Summary": "321",
+            "Messages, word for word": "3,000",
+            "Recalled messages": "400",
+            "Your message": "50",
+            "Kept free for the reply": "2,048",
+        }.items()
     )
-    assert "Pinned messages" not in told
+    assert not {"Memory", "Pinned messages"} & set(told)
+    for bar in (meter, details):
+        widths = await bar.locator(".meter-bar").evaluate(WIDTHS)
+        assert widths == {f"part-{part}": pytest.approx(size / WINDOW, abs=0.005) for part, size in PARTS.items()}
     await expect(details).to_contain_text(
         "3,871 of 8,192 tokens for the newest reply. 3,200 of them were ready from before."
     )
+    await expect(details).to_contain_text("The 2 oldest turns did not fit and were left out.")
     await tab.page.keyboard.press("Escape")
     await expect(details).to_be_hidden()
     await expect(meter).to_be_focused()
