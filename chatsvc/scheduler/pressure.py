@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -25,7 +27,7 @@ from chatsvc.limits import Tier, TierName
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import Ladder, SmallModel, measures
 from chatsvc.scheduler.prompts import Wanted
-from chatsvc.scheduler.queue_delay import QueueDelays
+from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelays
 from chatsvc.scheduler.spared import Fullness, Need, Spared
 
 _log = structlog.get_logger(__name__)
@@ -38,6 +40,9 @@ MOST_LOOK_S: Final = 1.0
 LOOKS_IN_AN_INTERVAL: Final = 5
 OVERDUE_AT_ONCE: Final = 200
 LEAST_RETRY_S: Final = 5
+RETRY_SPREAD: Final = 0.2
+LEAST_SPREAD_S: Final = 5
+"""So much later some are told to come again than others: all that are refused at once would come back at once."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,9 +231,9 @@ class Pressure:
         if model not in self._queues or not measures(self.step(model), tier).refuse_late:
             return
         deadline_s = self._tiers[tier].deadline_s
-        expected_s = self._queues[model].delays.expected_s(tier, self._clock.monotonic())
+        expected_s = self._queues[model].delays.expected_s(tier, self._clock.monotonic(), deadline_s)
         if expected_s > deadline_s:
-            retry_s = self._retry_s(model, tier)
+            retry_s = _spread(self._retry_s(model, tier), random.random())  # noqa: S311  # spreads load, hides nothing
             raise TooLate(
                 f"So many are waiting that this would begin in about {expected_s:.0f} s, and more than {deadline_s:g} s"
                 f" is too late. Try again in {retry_s} s.",
@@ -307,10 +312,25 @@ class Pressure:
                     and run.kind is RunKind.REPLY
                     and now - since > self._tiers[run.tier].deadline_s
                 )
-                found |= {run.id: tiers[run.tier] for run in islice(late, OVERDUE_AT_ONCE)}
+                for run in islice(late, OVERDUE_AT_ONCE):
+                    found[run.id] = _spread(tiers[run.tier], _share(run.id))
         return found
 
-    def _retry_s(self, model: str, tier: TierName) -> int:
-        """In so many seconds the tier's queue will be short enough for one more, if nobody came."""
-        expected_s = self._queues[model].delays.expected_s(tier, self._clock.monotonic())
-        return max(LEAST_RETRY_S, math.ceil(expected_s - self._tiers[tier].deadline_s))
+    def _retry_s(self, model: str, tier: TierName) -> float:
+        """In so many seconds the tier's queue will be short enough for one more, if nobody came.
+
+        While none begins, as long again as that was looked at.
+        """
+        deadline_s = self._tiers[tier].deadline_s
+        paced_s = self._queues[model].delays.paced_s(tier, self._clock.monotonic(), deadline_s)
+        return RATE_WINDOW_S if paced_s is None else max(LEAST_RETRY_S, paced_s - deadline_s)
+
+
+def _spread(retry_s: float, share: float) -> int:
+    """What is told for ``retry_s``: never less, and by ``share`` (0 to 1) more."""
+    return math.ceil(retry_s + share * max(LEAST_SPREAD_S, RETRY_SPREAD * retry_s))
+
+
+def _share(run_id: str) -> float:
+    """A number from 0 to 1 that is the run's, in every process: whoever refuses it says the same."""
+    return zlib.crc32(run_id.encode()) / 2**32

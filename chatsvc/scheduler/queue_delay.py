@@ -7,6 +7,7 @@ pile, or a few who are lucky, do not make the median.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
@@ -25,9 +26,8 @@ class _Tier:
         self.begun: list[float] = []
         """How long those had waited that have begun since the last look."""
         self.begun_at: deque[float] = deque()
-        self.waiting = 0
-        self.oldest = 0.0
-        """How many waited at the last look, and since when the first of them."""
+        self.since: list[float] = []
+        """Since when those waited who did at the last look, the first of them first."""
 
 
 class QueueDelays:
@@ -56,8 +56,7 @@ class QueueDelays:
             if waits:
                 delays[tier] = median(waits)
             seen.begun = []
-            seen.waiting = len(since[tier])
-            seen.oldest = min(since[tier], default=now)
+            seen.since = sorted(since[tier])
             while seen.begun_at and seen.begun_at[0] <= now - RATE_WINDOW_S:
                 seen.begun_at.popleft()
         return delays
@@ -65,18 +64,25 @@ class QueueDelays:
     @property
     def waiting(self) -> dict[TierName, int]:
         """How many of each tier waited at the last look."""
-        return {tier: seen.waiting for tier, seen in self._tiers.items()}
+        return {tier: len(seen.since) for tier, seen in self._tiers.items()}
 
-    def expected_s(self, tier: TierName, now: float) -> float:
+    def expected_s(self, tier: TierName, now: float, deadline_s: float) -> float:
         """How long a run of the tier would wait that came now: those who wait, at the pace at which they lately begin.
 
         While none begins, as long as the oldest has waited. Who waits is known from the last look.
         """
+        since = self._tiers[tier].since
+        paced_s = self.paced_s(tier, now, deadline_s)
+        return paced_s if paced_s is not None else now - since[0]
+
+    def paced_s(self, tier: TierName, now: float, deadline_s: float) -> float | None:
+        """What those who wait take at the pace at which they lately begin. None: some wait and none begins.
+
+        Who has waited for more than ``deadline_s`` is being refused, and not counted.
+        """
         seen = self._tiers[tier]
-        if not seen.waiting:
-            return 0.0
         if not seen.begun_at:
-            return now - seen.oldest
+            return None if seen.since else 0.0
+        ahead = len(seen.since) - bisect_left(seen.since, now - deadline_s)
         # From the first of them till now, so many began: the window may be younger than its length.
-        seconds = max(now - seen.begun_at[0], 1.0)
-        return seen.waiting * seconds / len(seen.begun_at)
+        return ahead * max(now - seen.begun_at[0], 1.0) / len(seen.begun_at)

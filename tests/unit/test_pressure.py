@@ -9,7 +9,7 @@ from chatsvc.errors import TooLate
 from chatsvc.limits import TierName
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import TOP
-from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
+from chatsvc.scheduler.pressure import LEAST_RETRY_S, LEAST_SPREAD_S, Pressure, Terms, UsualReply
 from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelays
 from chatsvc.scheduler.spared import Fullness
 
@@ -76,8 +76,8 @@ def test_the_expected_wait_is_what_those_who_wait_take_at_their_pace():
         for _ in range(2):
             delays.begins(FREE, 50.0, float(second))
     delays.look(99.0, free(*[50.0] * 200))
-    assert delays.expected_s(FREE, 99.0) == pytest.approx(100, rel=0.1)
-    assert delays.expected_s(PRO, 99.0) == 0
+    assert delays.expected_s(FREE, 99.0, 60.0) == pytest.approx(100, rel=0.1)
+    assert delays.expected_s(PRO, 99.0, 60.0) == 0
 
 
 def test_while_none_begins_the_oldest_says_how_long_it_takes():
@@ -85,7 +85,16 @@ def test_while_none_begins_the_oldest_says_how_long_it_takes():
     delays.begins(FREE, 1.0, 10.0)
     delays.look(100.0, free(10.0, 90.0))
     assert 10.0 + RATE_WINDOW_S < 100.0
-    assert delays.expected_s(FREE, 101.0) == 91.0
+    assert delays.expected_s(FREE, 101.0, 60.0) == 91.0
+
+
+def test_who_is_refused_for_having_waited_too_long_is_not_waited_for():
+    delays = QueueDelays()
+    for second in range(70, 100):
+        delays.begins(FREE, 20.0, float(second))
+    delays.look(99.5, free(*[10.0] * 500, *[90.0] * 20))
+    assert delays.expected_s(FREE, 99.5, 60.0) == pytest.approx(20, rel=0.1)
+    assert delays.expected_s(FREE, 99.5, 90.0) == pytest.approx(520, rel=0.1)
 
 
 # The terms ------------------------------------------------------------------------------------------------------------
@@ -231,6 +240,55 @@ def test_runs_whose_deadline_has_passed_are_named_from_that_step_on():
     world.push(6)
     world.waits("young", FREE)
     assert world.pressure.overdue().keys() == {f"large {FREE}"}
+
+
+def test_those_who_are_refused_are_told_when_the_others_are_served_and_not_all_the_same():
+    world = World().push(6)
+    for number in range(100):
+        world.waits(f"late {number}", FREE)
+    world.clock.time += 300
+    for number in range(20):
+        world.waits(f"young {number}", FREE)
+    for second in range(30):  # one begins a second, and who is left is served in 20 s
+        world.queues["large"].delays.begins(FREE, 1.0, world.clock.time - 30 + second)
+    world.pressure.look()
+    told = world.pressure.overdue()
+    assert len(told) == 101
+    assert min(told.values()) >= LEAST_RETRY_S
+    assert max(told.values()) <= LEAST_RETRY_S + LEAST_SPREAD_S
+    assert len(set(told.values())) >= LEAST_SPREAD_S
+    assert world.pressure.overdue() == told
+    world.pressure.refuse_late(FREE, "large")  # nor are those who come
+
+
+def test_a_long_wait_is_told_with_a_fifth_of_it_between_the_first_and_the_last():
+    world = World().push(6)
+    for number in range(100):
+        world.waits(f"late {number}", FREE)
+    world.clock.time += 300
+    for number in range(200):
+        world.waits(f"young {number}", FREE)
+    deadline_s = world.terms().tier.deadline_s
+    for second in range(0, 30, 2):  # one begins every two seconds
+        world.queues["large"].delays.begins(FREE, 1.0, world.clock.time - 30 + second)
+    world.pressure.look()
+    told = world.pressure.overdue().values()
+    wait_s = 400 - deadline_s
+    assert wait_s <= min(told) < wait_s * 1.05
+    assert wait_s * 1.15 < max(told) <= wait_s * 1.2 + 1
+    for _ in range(100):
+        with pytest.raises(TooLate) as refused:
+            world.pressure.refuse_late(FREE, "large")
+        assert wait_s <= refused.value.retry_after <= wait_s * 1.2 + 1
+        assert f"Try again in {refused.value.retry_after} s." in refused.value.detail
+
+
+def test_while_none_begins_who_is_refused_is_told_to_look_again_after_a_while():
+    world = World().push(6)
+    world.clock.time += 1000
+    world.pressure.look()
+    told = world.pressure.overdue()[f"large {FREE}"]
+    assert RATE_WINDOW_S <= told <= RATE_WINDOW_S * 1.2 + 1
 
 
 def test_background_work_stops_first_and_by_itself_is_no_pressure():
