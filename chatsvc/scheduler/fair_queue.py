@@ -8,7 +8,7 @@ constant is for: ``docs/scheduling.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from chatsvc.limits import ServiceCost, TierName
@@ -17,7 +17,7 @@ from chatsvc.scheduler.fair_rules import KEPT_IDLE, Rules
 from chatsvc.scheduler.idle_users import IdleUsers
 from chatsvc.scheduler.kept_room import KeptRoom
 from chatsvc.scheduler.output_length import OutputEstimator
-from chatsvc.scheduler.standing import Standing, Standings
+from chatsvc.scheduler.standing import Places, Standing
 from chatsvc.scheduler.virtual_time import VirtualTime
 
 
@@ -47,8 +47,9 @@ class FairQueue:
         self._warm = 0  # waiting runs that have something in the prefix cache
         self._roof = 0.0  # most KV tokens that can be free, as seen when nothing ran
         self._parked: dict[str, Flow] = {}  # users whose next run is larger than that: they wait for capacity
-        self._changes = 0
-        self._standings: tuple[int, Standings] | None = None
+        self._places: Final = Places(
+            self._flows, self._weights, time=self._time, cost=self._cost, estimator=self._estimator, edge=self._edge
+        )
 
     # Runs come and go ---------------------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class FairQueue:
         flow.waiting[demand.run_id] = Waiting(demand, centre)
         self._line_of[demand.run_id] = flow
         self._warm += demand.cached_tokens > 0
-        self._changes += 1
+        self._places.changed(1)
         if goes_first:
             flow.waiting.move_to_end(demand.run_id, last=False)
             self._unpark(flow)
@@ -135,6 +136,7 @@ class FairQueue:
         if not flight.started:
             self._receive(flight, self._prompt(flight.demand))
         if complete:
+            self._places.about_to_change(flight.flow)
             self._estimator.observe(flight.demand.user_id, flight.output_tokens)
         self._land(flight)
         return flight.charge
@@ -147,27 +149,13 @@ class FairQueue:
 
     # What others ask ----------------------------------------------------------------------------------------------
 
-    def standings(self) -> Standings:
-        """Where every waiting run stands now. O(n log n)."""
-        entries: list[tuple[float, str, float]] = []
-        boosts = {tier: self._time.boost(tier) for tier in self._weights}
-        ahead = {tier: self._edge(tier) - self._time.offset(tier) for tier in self._weights}
-        for flow in self._flows.values():
-            tag, weight = flow.counter + ahead[flow.tier], flow.weight * boosts[flow.tier]
-            for run_id, waiting in flow.queued:
-                service = self._expected(waiting.demand)
-                entries.append((tag + waiting.centre / flow.weight, run_id, service))
-                tag += service / weight
-        return Standings(entries)
-
     def position(self, run_id: str) -> Standing | None:
-        """Where a run stands; None when it does not wait. O(log n) amortised: a little out of date when many wait."""
-        if (flow := self._line_of.get(run_id)) is None:
-            return None
-        if self._standings is None or self._changes - self._standings[0] > len(self._line_of) // 8:
-            self._standings = (self._changes, self.standings())
-        _, seen = self._standings
-        return seen.of(run_id) or seen.at(self._rank(flow) + flow.key - flow.counter)
+        """Where a run stands; None when it does not wait. O(log n): out of date when many wait, see ``survey``."""
+        return None if (flow := self._line_of.get(run_id)) is None else self._places.of(run_id, flow)
+
+    def survey(self) -> Iterator[None]:
+        """Find anew where all runs stand, if much has changed: in small steps, so that thousands hold up nobody."""
+        return self._places.survey()
 
     def left(self) -> list[float]:
         """Service that each run under way is still likely to come to, least first."""
@@ -285,6 +273,7 @@ class FairQueue:
         """The user's account, in the tier it has now."""
         if (flow := self._flows.get(demand.user_id)) is None:
             flow = self._flows[demand.user_id] = Flow(demand.user_id, demand.tier, self._weights[demand.tier])
+        self._places.about_to_change(flow)
         if not flow.has_work:
             self._time.work(flow.tier, 1)
         if flow.tier is not demand.tier:
@@ -335,11 +324,13 @@ class FairQueue:
         self._set_ahead(flight, unread + self._cost.of_output(coming))
 
     def _set_ahead(self, flight: Flight, ahead: float) -> None:
+        self._places.about_to_change(flight.flow)
         flight.flow.ahead += (ahead - flight.ahead) / flight.weight
         flight.ahead = ahead
 
     def _receive(self, flight: Flight, service: float) -> None:
         flow = flight.flow
+        self._places.about_to_change(flow)
         flight.received += service
         flow.received += service / flight.weight
         if flow.waiting:
@@ -372,9 +363,10 @@ class FairQueue:
 
     def _leave(self, flow: Flow, run_id: str) -> None:
         """Take a run out of its user's line."""
+        self._places.about_to_change(flow)
         self._warm -= flow.waiting.pop(run_id).demand.cached_tokens > 0
         del self._line_of[run_id]
-        self._changes += 1
+        self._places.changed(-1)
         self._unpark(flow)
         if not flow.waiting:
             self._time.wait_no_more(flow.tier, flow.received)

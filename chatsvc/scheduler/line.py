@@ -211,6 +211,10 @@ class Line:
         under_way = len(self.flights.own) if replica_id == self._neighbours.me else self.flights.load[replica_id]
         return under_way + self.waiting_at[replica_id]
 
+    def survey(self) -> Iterator[None]:
+        """Bring up to date what ``standing`` tells when many wait, in small steps."""
+        return self.queue.survey()
+
     def standing(self, run_id: str) -> tuple[Standing, float | None] | None:
         """Where a run stands among all that wait, and in how many seconds it will start; None when it does not wait."""
         standing = self.queue.position(run_id)

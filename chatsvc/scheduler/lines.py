@@ -158,6 +158,11 @@ class Lines:
         """The line of one model."""
         return self._lines.get(model)
 
+    def survey(self) -> Iterator[None]:
+        """Bring up to date what ``standing`` tells where many wait, in small steps."""
+        for line in self._lines.values():
+            yield from line.survey()
+
     def standing(self, model: str, run_id: str) -> tuple[Standing, float | None] | None:
         """Where a run stands and in how many seconds it will start; None when it does not wait here."""
         line = self._lines.get(model)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+_NOTHING: Final = (0.0, 0.0)
+
 
 class OutputEstimator:
     """Expected length of replies of one model.
@@ -42,15 +44,18 @@ class OutputEstimator:
 
     def predict(self, user_id: str, max_tokens: int) -> float:
         """Expected output tokens of this user's next reply, at most ``max_tokens``."""
-        total, count = self._users.get(user_id, (0.0, 0.0))
-        mean = (total + self.GUESS_COUNTS * self.usual) / (count + self.GUESS_COUNTS)
-        return min(mean, float(max_tokens))
+        return min(self.mean(user_id, self.usual), float(max_tokens))
+
+    def mean(self, user_id: str, usual: float) -> float:
+        """Expected output tokens of this user's next reply, without a limit, where so many are usual."""
+        total, count = self._users.get(user_id, _NOTHING)
+        return (total + self.GUESS_COUNTS * usual) / (count + self.GUESS_COUNTS)
 
     def observe(self, user_id: str, output_tokens: int) -> None:
         """Learn from a reply that came to its own end; one cut short says nothing about lengths."""
         self._total = self._total * self.MODEL_FADE + output_tokens
         self._count = self._count * self.MODEL_FADE + 1.0
-        total, count = self._users.get(user_id, (0.0, 0.0))
+        total, count = self._users.get(user_id, _NOTHING)
         self._users[user_id] = (total * self.FADE + output_tokens, count * self.FADE + 1.0)
         self._users.move_to_end(user_id)
         while len(self._users) > self._most_users:

@@ -44,6 +44,7 @@ class Positions:
         self._lines = lines
         self._watches: set[Watch] = set()
         self._wanted = asyncio.Event()
+        self._surveying = asyncio.Lock()
 
     def watch(self, run: Run, teller: Teller) -> Watch:
         """Call ``teller`` with the position now and whenever it changes, while the run is queued."""
@@ -90,6 +91,9 @@ class Positions:
         """
         waiting = await self._store.runs.still_queued([run.id for run in runs])
         queued = [run for run in runs if run.id in waiting]
+        async with self._surveying:
+            for _ in self._lines.survey():
+                await asyncio.sleep(0)
         standings = {}
         for number, run in enumerate(queued, start=1):
             standings[run.id] = self._lines.standing(run.model, run.id)

@@ -47,16 +47,38 @@ def run(number):
     )
 
 
-async def test_the_places_of_thousands_are_worked_out_a_few_at_a_time():
-    runs = [run(number) for number in range(MANY)]
+def line_of(runs):
     lines = Lines({}, {}, {TierName.FREE: 1.0}, SystemClock(), ServiceCost(), models=["m"])
     for one in runs:
         lines.put(waiting(one))
-    looking = asyncio.create_task(Positions(Store(runs), lines).of_all(runs))
-    turns = 0
-    while not looking.done():
+    return lines
+
+
+async def turns_until(asking):
+    """What it says, and how often others had the event loop meanwhile."""
+    asking, turns = asyncio.create_task(asking), 0
+    while not asking.done():
         await asyncio.sleep(0)
         turns += 1
-    places = [queued.position for queued in looking.result().values()]
-    assert sorted(places) == list(range(1, MANY + 1))
+    return asking.result(), turns
+
+
+async def test_the_places_of_thousands_are_worked_out_a_few_at_a_time():
+    runs = [run(number) for number in range(MANY)]
+    told, turns = await turns_until(Positions(Store(runs), line_of(runs)).of_all(runs))
+    assert sorted(queued.position for queued in told.values()) == list(range(1, MANY + 1))
     assert turns >= MANY / 100
+
+
+async def test_the_place_of_one_among_thousands_is_found_a_few_of_them_at_a_time():
+    runs = [run(number) for number in range(MANY)]
+    positions = Positions(Store(runs), line_of(runs))
+    told, turns = await turns_until(positions.of(runs[7]))
+    assert told.position == 8
+    assert turns >= MANY / 512
+    # Who asks right after that finds it done, and so does who has waited for it.
+    (first, turns), (second, _) = await asyncio.gather(
+        turns_until(positions.of(runs[8])), turns_until(positions.of(runs[9]))
+    )
+    assert (first.position, second.position) == (9, 10)
+    assert turns < MANY / 512
