@@ -21,8 +21,9 @@ tell, and is no reason; and who asks once more what was asked a moment ago has n
 lately, so that turn does not count (``lately``).
 
 Laws (tests/unit/test_context_need.py): share, lately and closeness lie in 0 … 1; more that was said lately never makes
-anything old more needed, nor does a greater ``NEEDED``; one word that a single old passage has, beside others, and
-nothing that was said lately has, is always enough; by words alone nothing is needed whose words no passage has.
+anything old more needed, nor does a greater ``NEEDED``; a message of one word that a single old passage has, beside
+others, and nothing said lately, always needs it; by words alone nothing is needed by a message whose words no passage
+has.
 
 What the constants bring is measured by bench/recall_floor.py, see docs/benchmarks.md.
 """
@@ -57,7 +58,7 @@ LATELY_CHARS: Final = 1600
 LEAST_WORDS: Final = 1.5
 """A message's words weigh at least so many words that occur once: "What do you think?" has less to be found by."""
 AGAIN: Final = 2 / 3
-"""Of a message's terms: one that has so many of them in common with one before asks the same again."""
+"""Of the terms of either: a message that has so many in common with one before asks the same again."""
 UNLIKE: Final = 16
 """So many passages are imagined that are not at all like the message: a few real ones do not tell what is usual."""
 
@@ -145,11 +146,13 @@ def lately(turns: Iterable[Sequence[Message]], question: str) -> str:
         if asked and any(message.role is Role.USER and _asks(message.content, asked) for message in turn):
             continue
         for message in reversed(turn):
-            said.append(message.content[-room:] if room > 0 else "")
-            room -= len(message.content)
+            if room > 0:
+                said.append(message.content[-room:])
+                room -= len(message.content)
     return "\n".join(reversed(said))
 
 
 def _asks(content: str, asked: set[str]) -> bool:
-    """A message with so many of the question's terms asks the same. Nobody asks at the beginning of a long one."""
-    return len(asked.intersection(terms(content[-LATELY_CHARS:]))) >= AGAIN * len(asked)
+    """Whether a message asks the same. Nobody asks at the beginning of a long one."""
+    there = set(terms(content[-LATELY_CHARS:]))
+    return len(asked & there) >= AGAIN * max(len(asked), len(there))

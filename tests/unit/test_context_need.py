@@ -176,3 +176,4 @@ def test_who_asks_again_has_not_found_it_in_what_was_said_lately():
     )
     assert "dentist" in lately([asked, old], "Then find me the address of her practice.")
     assert "dentist" in lately([asked, old], "")
+    assert "dentist" in lately([turn(1, f"{'Some words of another kind. ' * 9}My dentist!", "Well.")], "My dentist?")
