@@ -296,6 +296,29 @@ async def test_a_reply_ends_where_the_window_does(talk: Talk, backend: Backend):
     assert tokens_of(got) <= 3
 
 
+async def test_a_sequence_takes_whole_blocks_of_a_cache_that_is_as_large_as_the_limits_say(
+    talk: Talk, backend: Backend
+):
+    limits = talk.engine.limits
+    if limits.kv_tokens is None:
+        assert limits.kv_block == 1
+        return
+    assert limits.kv_block > 1
+    assert limits.kv_tokens % limits.kv_block == 0
+    prompt = await talk.engine.render([ChatMessage(Role.USER, STORY)])
+    written, told = prompt.tokens, 0
+    async with aclosing(talk.engine.generate(prompt, Sampling(max_tokens=80), talk.run_id())) as chunks:
+        async for chunk in chunks:
+            written += chunk.output_tokens
+            if (share := talk.engine.load().kv_used) and chunk.finish_reason is None:
+                told += 1
+                blocks = share * limits.kv_tokens / limits.kv_block
+                assert blocks == pytest.approx(round(blocks), abs=1e-4)
+                # What was told last is of a step or two before or after.
+                assert written - 4 <= blocks * limits.kv_block < written + 4 + limits.kv_block
+    assert told > 40 or backend.name != "vllm"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 async def test_a_seed_fixes_the_reply(talk: Talk, backend: Backend, temperature: float):
     prompt = await talk.engine.render([ChatMessage(Role.USER, STORY)])
