@@ -314,9 +314,9 @@ async def test_a_sequence_takes_whole_blocks_of_a_cache_that_is_as_large_as_the_
                 told += 1
                 blocks = share * limits.kv_tokens / limits.kv_block
                 assert blocks == pytest.approx(round(blocks), abs=1e-4)
-                # What was told last is of a step or two before or after.
-                assert written - 4 <= blocks * limits.kv_block < written + 4 + limits.kv_block
-    assert told > 40 or backend.name != "vllm"
+                # What was told last is of a few steps before or after.
+                assert written - 8 <= blocks * limits.kv_block < written + 8 + limits.kv_block
+    assert told > 10 or backend.name != "vllm"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
