@@ -5,7 +5,8 @@
 
 A batching engine as discrete events, and the service's own queue (``ours``) beside others: plain VTC, VTC that knows
 all lengths, first come first served, tiers by strict priority, a limit of requests per minute. ``service`` is the queue
-behind the service's door (open replies, budgets, queue caps) and under its degradation ladder, with default limits.
+behind the service's door (open replies, budgets, queue caps) and under its degradation ladder, with default limits;
+``one_model`` is the same without a smaller model that free users could be moved to.
 FILE is a CSV of arrival_s, user, prompt_tokens, output_tokens and, if it likes, tier. NAME is one of the made-up
 traces, or ``all`` of them. Each policy serves the same requests on the same engine; figures are means over the repeats,
 which differ in how long steps take, and made-up traces in what is asked for.
@@ -29,9 +30,13 @@ from sim_metrics import WINDOW_S, by_second, figures, mean
 from sim_plots import Lines, draw
 from sim_policies import POLICIES, WEIGHTS, Policy
 from sim_service import Service
-from sim_traces import MADE, Trace, read
+from sim_traces import FREE, MADE, Trace, read
 
-ALL: Final[dict[str, Callable[[], Policy]]] = {**POLICIES, "service": Service}
+ALL: Final[dict[str, Callable[[], Policy]]] = {
+    **POLICIES,
+    "service": Service,
+    "one_model": lambda: Service(smaller=False),
+}
 COLUMNS = (
     ("policy", 14),
     ("window max", 10),
@@ -165,6 +170,10 @@ def run(traces: Sequence[Trace], names: list[str], engine: Engine, plots: Path |
         waits = {name: delay_lines(result) for name, result in first.items()}
         apart = {}
         if steps:
+            paying = {tier: line for tier, line in waits.get("service", {}).items() if tier != FREE}
+            if paying:
+                waits["service: plus and pro"] = paying
+                apart["service: plus and pro"] = "seconds"
             waits["service: the ladder"] = steps
             apart["service: the ladder"] = "step"
         draw(plots / f"delay-{trace.name}.svg", f"{trace.name}: time in the queue by tier", "seconds", waits, apart)

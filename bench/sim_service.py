@@ -97,9 +97,12 @@ class Service(Ours):
 
     model: Final = LARGE
 
-    def __init__(self, tiers: Mapping[TierName, Tier] | None = None) -> None:
+    def __init__(self, tiers: Mapping[TierName, Tier] | None = None, *, smaller: bool = True) -> None:
+        """``smaller``: whether there is a smaller model to move to."""
         super().__init__()
         config = CONFIG if tiers is None else msgspec.structs.replace(CONFIG, tiers=dict(tiers))
+        if not smaller:
+            config = msgspec.structs.replace(config, models={LARGE: ModelConfig(engine="scripted:", default=True)})
         self._tiers = config.tiers
         self._clock = _Clock()
         self._door = Door()
