@@ -40,6 +40,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None = None
     pinned: bool = False
     """The user wants the model to keep seeing it as it is, also when it is folded."""
+    degraded: tuple[str, ...] = ()
+    """What was given up for the reply, as its run has it; only where it is read for people."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):

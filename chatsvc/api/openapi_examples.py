@@ -39,6 +39,7 @@ _question: Final[dict[str, Any]] = {
     "error_code": None,
     "tokens": 7,
     "pinned": False,
+    "degraded": [],
     "created_at": _MADE,
     "stream_url": None,
 }

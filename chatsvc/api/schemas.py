@@ -112,7 +112,10 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A message. ``response_id`` and ``stream_url`` lead to the reply while it is being written."""
+    """A message. ``response_id`` and ``stream_url`` lead to the reply while it is being written.
+
+    ``model`` is the one that answers, ``degraded`` what was given up for the reply because there was too little.
+    """
 
     id: str
     parent_id: str | None
@@ -125,6 +128,7 @@ class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None
     tokens: int | None
     pinned: bool
+    degraded: list[Degraded]
     created_at: datetime
     stream_url: str | None = None
 
@@ -297,6 +301,7 @@ def message_out(message: Message, stream_url: StreamUrl) -> MessageOut:
         error_code=message.error_code,
         tokens=message.tokens,
         pinned=message.pinned,
+        degraded=list(message.degraded),
         created_at=message.created_at,
         stream_url=stream_url(message.response_id) if open_reply and message.response_id else None,
     )

@@ -56,19 +56,31 @@ _LIST_AFTER: Final = statement("""
     WHERE c.user_id = %(user_id)s AND NOT c.temporary AND (c.updated_at, c.id) < (%(at)s, %(after)s)
     ORDER BY c.updated_at DESC, c.id DESC LIMIT %(limit)s
 """)
-_MESSAGES: Final = statement("""
-    SELECT {message:m} FROM messages m WHERE m.conversation_id = %(id)s ORDER BY m.created_at, m.id
-""")
+_GIVEN_UP: Final = "coalesce(r.degraded, '{}') AS degraded"
+_ITS_RUN: Final = "LEFT JOIN runs r ON r.id = m.response_id"
+_MESSAGES: Final = statement(
+    "SELECT {message:m},",
+    _GIVEN_UP,
+    "FROM messages m",
+    _ITS_RUN,
+    "WHERE m.conversation_id = %(id)s ORDER BY m.created_at, m.id",
+)
 # The walk carries ids only; texts are fetched once for what it found.
-_BRANCH: Final = statement("""
+_BRANCH: Final = statement(
+    """
     WITH RECURSIVE up (id, parent_id, depth) AS (
         SELECT id, parent_id, 1 FROM messages WHERE id = %(leaf)s
         UNION ALL
         SELECT m.id, m.parent_id, up.depth + 1 FROM up JOIN messages m ON m.id = up.parent_id
         WHERE up.depth < %(limit)s
     )
-    SELECT {message:m} FROM up JOIN messages m USING (id) ORDER BY up.depth
-""")
+    SELECT {message:m},
+    """,
+    _GIVEN_UP,
+    "FROM up JOIN messages m USING (id)",
+    _ITS_RUN,
+    "ORDER BY up.depth",
+)
 TURN: Final = statement("""
     WITH RECURSIVE up (id, parent_id, depth) AS (
         SELECT m.id, m.parent_id, 1 FROM conversations c JOIN messages m ON m.conversation_id = c.id
@@ -98,7 +110,7 @@ _PIN: Final = statement(
             ))
         RETURNING {message:m}, m.user_id
     )
-    SELECT changed.*,
+    SELECT changed.*, coalesce((SELECT r.degraded FROM runs r WHERE r.id = changed.response_id), '{}') AS degraded,
     """,
     NOTIFY_PREFIX,
     "FROM changed",

@@ -217,7 +217,7 @@ _BAD_CURSOR: Final = "The cursor is not one that this list gave out."
 _USAGE: Final = ("prompt_tokens", "cached_tokens", "output_tokens")
 _COLUMNS: Final = {
     "conversation": tuple(name for name in Conversation.__struct_fields__ if name != "memory"),
-    "message": Message.__struct_fields__,
+    "message": tuple(name for name in Message.__struct_fields__ if name != "degraded"),
     "summary": Summary.__struct_fields__,
     "memory": Memory.__struct_fields__,
     "run": (*(name for name in Run.__struct_fields__ if name != "usage"), *_USAGE),

@@ -14,9 +14,10 @@ INSERT INTO users (id, tier) SELECT 'user-' || n, 'free' FROM generate_series(1,
 INSERT INTO conversations (id, user_id, updated_at, temporary)
     SELECT 'conv_' || n, 'user-' || n % 200 + 1, now() - n * interval '1 s', n % 50 = 0
     FROM generate_series(1, 20000) n;
-INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, created_at)
+INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, response_id, created_at)
     SELECT 'msg_' || n, 'user-' || (n % 20000 + 1) % 200 + 1, 'conv_' || n % 20000 + 1,
-        CASE WHEN n > 20000 THEN 'msg_' || n - 20000 END, 'assistant', 'x', 'complete', now() + n * interval '1 s'
+        CASE WHEN n > 20000 THEN 'msg_' || n - 20000 END, 'assistant', 'x', 'complete', 'resp_' || n,
+        now() + n * interval '1 s'
     FROM generate_series(1, 100000) n;
 INSERT INTO runs (id, user_id, conversation_id, user_message_id, message_id, client_msg_id, request_hash, model, tier,
         status, owner, created_at, ended_at)
@@ -45,7 +46,7 @@ PARAMS = {
     "finish_reason": "stop", "error_code": None, "error_message": None, "prompt_tokens": 1, "cached_tokens": 0,
     "output_tokens": 1, "attempts": [0, 0], "seqs": [1, 1], "texts": ["", ""], "prompts": [0, 0], "cached": [0, 0],
     "outputs": [0, 0], "conversation_id": "conv_77", "parent_id": "msg_77", "user_message_id": "msg_77",
-    "leaf_may_be_folded": True, "context": None,
+    "leaf_may_be_folded": True, "context": None, "pinned": True, "most": 50,
 }  # fmt: skip
 STATEMENTS = {
     "list": conversations._LIST,
@@ -57,6 +58,7 @@ STATEMENTS = {
     "view": views.VIEW,
     "context of a reply": sql.CONTEXT,
     "own message": conversations._OWN_MESSAGE,
+    "pin": conversations._PIN,
     "runs of a conversation": conversations._LOCK_RUNS,
     "sweep": conversations._SWEEP,
     "known": submit.KNOWN,

@@ -64,12 +64,25 @@ async def test_what_is_given_up_is_told_and_what_comes_too_late_is_refused(start
     assert seen.end.data["usage"]["output_tokens"] == 7
     state = await late.state(answer)
     assert (state["model"], state["served_model"], state["degraded"]) == ("large", "small", ["model", "max_tokens"])
-    assert (await late.messages(conversation))[answer["message_id"]]["model"] == "small"
+    stored = (await late.messages(conversation))[answer["message_id"]]
+    assert (stored["model"], stored["degraded"]) == ("small", ["model", "max_tokens"])
 
     # To have it answered once more is on the same terms; what a paying user asks for is left alone.
     again = {"client_msg_id": uuid.uuid4().hex, "model": "large"}
     other = (await late.call("POST", f"/v1/messages/{answer['user_message_id']}/responses", json=again)).json()
     assert (other["served_model"], other["degraded"]) == ("small", ["model", "max_tokens"])
+    # Each of the answers says so for good, wherever it is read; the question and what was taken in before do not.
+    given_up = {each["id"]: each["degraded"] for each in (await late.messages(conversation)).values()}
+    question = answer["user_message_id"]
+    assert given_up == dict.fromkeys((answer["message_id"], other["message_id"]), other["degraded"]) | {question: []}
+    page = (await late.call("GET", f"/v1/conversations/{conversation}/messages")).json()["data"]
+    assert [(each["id"], each["degraded"]) for each in page] == [
+        (other["message_id"], other["degraded"]),
+        (question, []),
+    ]
+    pinned = (await late.call("PATCH", f"/v1/messages/{answer['message_id']}", json={"pinned": True})).json()
+    assert (pinned["pinned"], pinned["degraded"]) == (True, answer["degraded"])
+    assert (await free.message_of(waiting))["degraded"] == []
     ours = await pro.start()
     assert (ours["served_model"], ours["degraded"]) == ("large", [])
     [large, _] = (await late.call("GET", "/v1/models")).json()["data"]
