@@ -53,14 +53,6 @@ class Positions:
         self._wanted.set()
         return watch
 
-    async def of(self, run: Run) -> Queued | None:
-        """The run's position now; None when it is not queued any more. Raises ``StoreUnavailable``."""
-        return (await self._look([run])).get(run.id)
-
-    async def of_all(self, runs: Collection[Run]) -> dict[str, Queued]:
-        """The positions of those of the runs that are queued, by id. Raises ``StoreUnavailable``."""
-        return await self._look(runs)
-
     async def run(self) -> None:
         """Refresh until cancelled."""
         while True:
@@ -68,7 +60,7 @@ class Positions:
             # Whoever comes while Postgres is being asked may be missing from its answer: next round.
             asked = list(self._watches)
             try:
-                self._tell(asked, await self._look([watch.run for watch in asked]))
+                self._tell(asked, await self.of([watch.run for watch in asked]))
             except StoreUnavailable as error:
                 _log.warning("positions not refreshed", reason=error.detail)
             await asyncio.sleep(REFRESH_S)
@@ -84,10 +76,10 @@ class Positions:
                 watch.told = queued
                 watch.teller(queued)
 
-    async def _look(self, runs: Collection[Run]) -> dict[str, Queued]:
-        """Where those of the runs stand that wait still, among all that wait for any replica.
+    async def of(self, runs: Collection[Run]) -> dict[str, Queued]:
+        """Where those of the runs stand that wait still, among all that wait for any replica, by id.
 
-        Of one that this process has not heard of yet only is known who came first.
+        Of one that this process has not heard of yet only is known who came first. Raises ``StoreUnavailable``.
         """
         waiting = await self._store.runs.still_queued([run.id for run in runs])
         queued = [run for run in runs if run.id in waiting]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -84,15 +85,7 @@ class Scheduler:
         weights = {name: tier.weight for name, tier in config.tiers.items()}
         worker_id = f"{config.region}-{uuid.uuid4().hex}"
         fleet = Fleet(worker_id, clock)
-        lines = Lines(
-            engines,
-            slots,
-            weights,
-            clock,
-            config.service,
-            models=config.models,
-            neighbours=fleet,
-        )
+        lines = Lines(engines, slots, weights, clock, config.service, models=config.models, neighbours=fleet)
         self.replicas = Replicas(state=shared or MemoryState(Board()), fleet=fleet, lines=lines, clock=clock)
         self.positions = Positions(store, lines)
         self.pressure = Pressure(
@@ -192,7 +185,7 @@ class Scheduler:
         self._submitter = Submitter(
             store=store,
             engines=engines,
-            models=frozenset(config.models),
+            models=self.models,
             default_model=default_model,
             region=config.region,
             max_content_chars=config.server.max_content_chars,
@@ -210,14 +203,12 @@ class Scheduler:
 
     async def submit(self, principal: Principal, conversation_id: str, new: NewMessage) -> Submitted:
         """Store a user message and queue its reply; see ``Submitter.message`` for what is raised."""
-        self._refuse_when_draining()
-        with self.pressure.counting(principal.tier):
+        with self._taking_in(principal):
             return await self._submitter.message(principal, conversation_id, new)
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message; see ``Submitter.answer_again``."""
-        self._refuse_when_draining()
-        with self.pressure.counting(principal.tier):
+        with self._taking_in(principal):
             return await self._submitter.answer_again(principal, user_message_id, new)
 
     async def stop(self, user_id: str, response_id: str) -> Run:
@@ -249,12 +240,12 @@ class Scheduler:
 
     async def position(self, run: Run) -> Queued | None:
         """Where a queued run stands; None when it does not wait."""
-        return None if run.status is not RunStatus.QUEUED else await self.positions.of(run)
+        return (await self.places([run])).get(run.id)
 
     async def places(self, runs: Sequence[Run]) -> Mapping[str, Queued]:
         """Where those of the runs stand that wait, by id."""
         queued = [run for run in runs if run.status is RunStatus.QUEUED]
-        return await self.positions.of_all(queued) if queued else {}
+        return await self.positions.of(queued) if queued else {}
 
     def running(self, response_id: str) -> Run | None:
         """The run, as it was claimed, if this process works on it."""
@@ -305,7 +296,7 @@ class Scheduler:
 
     def runs_here(self, response_id: str) -> bool:
         """Whether this process works on a reply."""
-        return self.dispatcher.active(response_id) is not None
+        return self.running(response_id) is not None
 
     async def others_serve(self) -> bool:
         """Whether another process serves the API; False too when the store cannot be asked."""
@@ -321,9 +312,13 @@ class Scheduler:
 
     # Behind the door ----------------------------------------------------------------------------------------------
 
-    def _refuse_when_draining(self) -> None:
+    @contextmanager
+    def _taking_in(self, principal: Principal) -> Iterator[None]:
+        """Around what queues a reply. Raises ``Draining``."""
         if self._draining:
             raise Draining("This server is shutting down. The same request will be taken by the next one.")
+        with self.pressure.counting(principal.tier):
+            yield
 
     def _is_ready(self, model: str) -> bool:
         health = self._health.get(model)

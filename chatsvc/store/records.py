@@ -44,13 +44,10 @@ class ConversationPatch(msgspec.Struct, frozen=True, kw_only=True):
     model: str | UnsetType | None = UNSET
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to be answered: three rows to be written in one transaction. ``parent_id`` None makes a new root."""
+class NewReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply to be queued, whatever it answers; all its rows are written in one transaction."""
 
     principal: Principal
-    conversation_id: str
-    parent_id: str | None
-    content: str
     client_msg_id: str
     request_hash: bytes
     """Tells whether a ``client_msg_id`` came again with the same request."""
@@ -62,17 +59,12 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Tokens of the prompt, or a guess."""
     user_message_id: str
+    """The message that it answers."""
     message_id: str
     response_id: str
     max_tokens: int | None = None
     temperature: float | None = None
     background: bool = False
-    user_tokens: int | None = None
-    """Tokens of ``content``."""
-    title: str | None = None
-    """The conversation's title from now on, should it have none."""
-    at_head: bool = False
-    """The parent was chosen because it was the head: it has to be so still."""
     owner: str | None = None
     """The worker that has a place for the run: it is claimed as it is written."""
     context: ContextReport | None = None
@@ -85,30 +77,25 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Others see the run before it is on the disk. Whoever asked for it is told after ``Runs.keep`` only."""
 
 
-class Regeneration(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(NewReply, frozen=True, kw_only=True):
+    """A message and its reply: three rows. ``parent_id`` None makes a new root."""
+
+    conversation_id: str
+    parent_id: str | None
+    content: str
+    user_tokens: int | None = None
+    """Tokens of ``content``."""
+    title: str | None = None
+    """The conversation's title from now on, should it have none."""
+    at_head: bool = False
+    """The parent was chosen because it was the head: it has to be so still."""
+
+
+class Regeneration(NewReply, frozen=True, kw_only=True):
     """A user message to be answered once more, by a sibling of the answers it has."""
 
-    principal: Principal
-    user_message_id: str
-    client_msg_id: str
-    request_hash: bytes
-    model: str
-    tier: Tier
-    charge: float
-    prompt_tokens: int
-    message_id: str
-    response_id: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    background: bool = False
     continues_message_id: str | None = None
     """A sibling whose text the new answer begins with."""
-    owner: str | None = None
-    context: ContextReport | None = None
-    asked_model: str | None = None
-    degraded: tuple[str, ...] = ()
-    hurried: bool = False
-    """These five as in ``Submission``."""
 
 
 class NewFold(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +113,7 @@ class NewFold(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     asked_model: str | None = None
     degraded: tuple[str, ...] = ()
-    """As in ``Submission``, the last three."""
+    """As in ``NewReply``, the last three."""
 
 
 class Submitted(msgspec.Struct, frozen=True):

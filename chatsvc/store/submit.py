@@ -26,7 +26,7 @@ from chatsvc.limits import Tier
 from chatsvc.run import RunStatus
 from chatsvc.store.allowances import MAY, STANDING, allowance_of, refuse, tier_params
 from chatsvc.store.pool import Connection, Database, Row, fetch, int4
-from chatsvc.store.records import Regeneration, Submission, Submitted, json_of, run_of, statement
+from chatsvc.store.records import NewReply, Regeneration, Submission, Submitted, json_of, run_of, statement
 from chatsvc.store.signals import NOTIFY_QUEUED
 from chatsvc.store.users import TOUCH
 
@@ -189,7 +189,7 @@ async def regenerate(connection: Connection, regeneration: Regeneration) -> Subm
     return _submitted(written[0], regeneration)
 
 
-def _submitted(row: Row, request: Submission | Regeneration) -> Submitted:
+def _submitted(row: Row, request: NewReply) -> Submitted:
     allowance = allowance_of(row, request.tier, charge=request.charge, opened=1)
     return Submitted(run_of(row), created=True, allowance=allowance, hurried=request.hurried)
 
@@ -218,7 +218,7 @@ async def _refuse_parent(connection: Connection, params: dict[str, Any]) -> None
         )
 
 
-def _params(request: Submission | Regeneration) -> dict[str, Any]:
+def _params(request: NewReply) -> dict[str, Any]:
     """What both kinds have in common."""
     return {
         **msgspec.structs.asdict(request.principal),

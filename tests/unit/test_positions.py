@@ -65,7 +65,7 @@ async def turns_until(asking):
 
 async def test_the_places_of_thousands_are_worked_out_a_few_at_a_time():
     runs = [run(number) for number in range(MANY)]
-    told, turns = await turns_until(Positions(Store(runs), line_of(runs)).of_all(runs))
+    told, turns = await turns_until(Positions(Store(runs), line_of(runs)).of(runs))
     assert sorted(queued.position for queued in told.values()) == list(range(1, MANY + 1))
     assert turns >= MANY / 100
 
@@ -73,12 +73,12 @@ async def test_the_places_of_thousands_are_worked_out_a_few_at_a_time():
 async def test_the_place_of_one_among_thousands_is_found_a_few_of_them_at_a_time():
     runs = [run(number) for number in range(MANY)]
     positions = Positions(Store(runs), line_of(runs))
-    told, turns = await turns_until(positions.of(runs[7]))
-    assert told.position == 8
+    told, turns = await turns_until(positions.of([runs[7]]))
+    assert [queued.position for queued in told.values()] == [8]
     assert turns >= MANY / 512
     # Who asks right after that finds it done, and so does who has waited for it.
     (first, turns), (second, _) = await asyncio.gather(
-        turns_until(positions.of(runs[8])), turns_until(positions.of(runs[9]))
+        turns_until(positions.of([runs[8]])), turns_until(positions.of([runs[9]]))
     )
-    assert (first.position, second.position) == (9, 10)
+    assert [queued.position for told in (first, second) for queued in told.values()] == [9, 10]
     assert turns < MANY / 512
