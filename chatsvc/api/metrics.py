@@ -70,6 +70,14 @@ class _PartsCollector(Collector):
         for why, count in replicas.routed.items():
             routed.add_metric([why.value], count)
         yield routed
+        heard = CounterMetricFamily(
+            "chatsvc_runs_heard",
+            "Waiting replies posted elsewhere, by what told of them first. All but poster is made up for lost news.",
+            labels=["by"],
+        )
+        for source, count in replicas.heard.items():
+            heard.add_metric([source.value], count)
+        yield heard
         came = CounterMetricFamily(
             "chatsvc_runs_came",
             "Replies begun here: at home here, stolen, or left by a home that is gone.",

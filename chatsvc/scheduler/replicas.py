@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -42,6 +43,14 @@ OVERHEARD_S: Final = 0.5
 _SETTLED_AT_ONCE: Final = 500
 
 
+class Source(StrEnum):
+    """Where one learns that a run waits: from its poster, from Postgres' notification, or from the rows themselves."""
+
+    POSTER = "poster"
+    NOTIFICATION = "notification"
+    SWEEP = "sweep"
+
+
 class Replicas:
     """``run`` it where runs are posted or carried out."""
 
@@ -62,6 +71,8 @@ class Replicas:
         self._leaving = False
         self.routed: Counter[Why] = Counter()
         """What the choices rested on that were made here, while there were other replicas."""
+        self.heard: Counter[Source] = Counter()
+        """From whom it was learned here first that a run waits which was not posted here."""
 
     def wakes(self, on_work: Callable[[], None]) -> None:
         """``on_work`` is called whenever something may be taken out of the lines."""
@@ -142,6 +153,7 @@ class Replicas:
         """Let runs wait that the store says wait: those that are not known go where their conversations are at home."""
         unknown = [run for run in runs if not self._knows(run)]
         homes = await self._ask_homes([(run.model, run.conversation_id) for run in unknown])
+        self.heard[Source.SWEEP] += len(unknown)
         for run, home in zip(unknown, homes, strict=True):
             self._overheard.pop(run.id, None)
             if home is not None and self._serves(home.replica_id, run.model):
@@ -314,6 +326,7 @@ class Replicas:
         if news.whole:
             self._lines.forget(news.replica, {held.run.id for held in news.held})
         for posted in news.posted:
+            self.heard[Source.POSTER] += not self._knows(posted.run)
             self._overheard.pop(posted.run.id, None)
             self._lines.put(posted.run, posted.home, posted.cached_tokens)
         if news.posted or news.leaving:
@@ -342,6 +355,7 @@ class Replicas:
         for run_id, (heard_at, run) in list(self._overheard.items()):
             if now - heard_at >= OVERHEARD_S:
                 del self._overheard[run_id]
+                self.heard[Source.NOTIFICATION] += 1
                 self._put_by_hash(run)
         if any(self._fleet.others(line.model) and line.queue.waits() for line in self._lines):
             self._on_work()

@@ -84,6 +84,7 @@ async def test_what_was_posted_to_one_replica_and_is_at_home_on_another_begins_w
     await know_each_other(client, pair)
     name = uuid.uuid4().hex
     apis = [user(client, server, name) for server in pair]
+    before = sum([await heard(client, server) for server in pair])
     waits = []
     for _ in range(10):
         reply = await turn(client, apis[0], None, "hello")
@@ -93,6 +94,8 @@ async def test_what_was_posted_to_one_replica_and_is_at_home_on_another_begins_w
             waits.append(seconds(state["started_at"]) - seconds(state["created_at"]))
     # A notification that is lost is made up for after half a second, and by the sweep after five.
     assert sorted(waits)[len(waits) // 2] < 0.4
+    # One of the two was not at home where it was posted: its home was told by the poster, before anybody else told it.
+    assert sum([await heard(client, server) for server in pair]) >= before + 10
 
 
 def seconds(text):
@@ -111,8 +114,12 @@ async def test_when_the_home_of_waiting_runs_is_killed_another_replica_serves_th
     # All places of both are taken, and three turns wait that are at home here.
     for _ in range(4):
         await api.start("Go on.", max_tokens=60)
+    await until(lambda: have_begun(client, (home, other), 4))
+    before = await heard(client, other)
     waiting = [await api.start("And now?", conversation, max_tokens=2) for conversation in conversations]
     assert [(await api.state(reply))["status"] for reply in waiting] == ["queued"] * 3
+    # The other one was told of them all, by who posted them, and has them in its line.
+    await until(lambda: has_heard(client, other, before + 3), 10)
     home.kill()
     killed = time.time()
     there = user(client, other, api.headers["x-forwarded-user"])
@@ -122,8 +129,21 @@ async def test_when_the_home_of_waiting_runs_is_killed_another_replica_serves_th
         assert state["status"] == "complete"
         # The survivor's own replies took three seconds.
         assert 0 < seconds(state["started_at"]) - killed < 8
-    # It had them in its line, for the dead one, and did not have to take them from anybody.
+    # They waited for the dead one, and did not have to be taken from anybody.
     assert await ask(client, other, "chatsvc_runs_came_total", how="left") == 3
+
+
+async def heard(client, server):
+    """Of how many runs that waited a server was told by their poster."""
+    return await ask(client, server, "chatsvc_runs_heard_total", by="poster")
+
+
+async def has_heard(client, server, count):
+    return await heard(client, server) == count
+
+
+async def have_begun(client, servers, count):
+    return sum([await begun(client, server) for server in servers]) == count
 
 
 async def has_ended(api, reply):
