@@ -70,21 +70,38 @@ async def test_a_budget_is_mentioned_when_little_of_it_is_left(visit):
     await expect(tab.page.get_by_text("of your budget is left")).to_be_hidden()
 
 
-async def test_a_reply_for_which_something_was_given_up_says_so_and_still_does_after_a_reload(visit):
+async def test_replies_for_which_something_was_given_up_say_so_and_still_do_after_a_reload(visit):
     tab = await visit()
-    said = "The service is busy: this reply comes from a smaller model (scripted) and is kept short."
+    given_up = [["model", "max_tokens"], ["history"]]
+    said = [
+        "The service is busy: this reply comes from a smaller model (scripted) and is kept short.",
+        "The service is busy: this reply was given less of the conversation.",
+    ]
+    taken = 0
 
     async def degrade(route):
+        nonlocal taken
         answer = await route.fetch()
-        await route.fulfill(response=answer, json=await answer.json() | {"degraded": ["model", "max_tokens"]})
+        await route.fulfill(response=answer, json=await answer.json() | {"degraded": given_up[taken]})
+        taken += 1
+
+    async def degraded(route):
+        answer = await route.fetch()
+        tree = await answer.json()
+        replies = [each for each in tree.get("messages", ()) if each["role"] == "assistant"]
+        for message, what in zip(replies, given_up, strict=False):
+            message["degraded"] = what
+        await route.fulfill(response=answer, json=tree)
 
     await tab.page.route("**/v1/conversations/*/messages", degrade)
-    await tab.page.route(re.compile("/v1/responses/resp_[^/]*$"), degrade)
-    await tab.send("In a hurry?")
-    await tab.reply_is("complete")
-    await expect(tab.reply.get_by_text(said)).to_be_visible()
+    await tab.page.route(re.compile("/v1/conversations/conv_[^/]*$"), degraded)
+    for question, what in zip(("In a hurry?", "Still?"), said, strict=True):
+        await tab.send(question)
+        await tab.reply_is("complete")
+        await expect(tab.reply.get_by_text(what)).to_be_visible()
     await tab.page.reload()
-    await expect(tab.reply.get_by_text(said)).to_be_visible()
+    for what in said:
+        await expect(tab.page.get_by_text(what)).to_be_visible()
 
 
 async def test_a_budget_that_is_used_up_is_told_with_the_time_and_the_text_is_kept(visit):

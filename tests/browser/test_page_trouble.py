@@ -216,10 +216,20 @@ def one_at_a_time(start_server):
     return start_server("scripted:?tokens_per_s=25&tokens=150&slots=1")
 
 
-async def line_up(visit, server):
-    """Two tabs whose replies run at the same time where only one can: the second waits."""
+async def line_up(visit, server, hold=None):
+    """Two tabs whose replies run at the same time where only one can: the second waits.
+
+    Its streams are held back until ``hold`` is set.
+    """
     first = await visit(base_url=server.base_url)
     second = await visit(base_url=server.base_url)
+    if hold is not None:
+
+        async def when_let(route):
+            await hold.wait()
+            await route.continue_()
+
+        await second.page.route("**/stream?*", when_let)
     await first.send("First in line.")
     await first.reply_shows_text(5)
     await second.send("Second in line.")
@@ -227,7 +237,12 @@ async def line_up(visit, server):
 
 
 async def test_a_queued_reply_tells_its_place_and_then_streams(visit, one_at_a_time):
-    first, second = await line_up(visit, one_at_a_time)
+    let = asyncio.Event()
+    first, second = await line_up(visit, one_at_a_time, hold=let)
+    # The answer to the message says where; only the stream, for how long.
+    await expect(second.reply).to_contain_text("Waiting in the queue, position 1")
+    await expect(second.reply).not_to_contain_text("about")
+    let.set()
     await expect(second.reply).to_contain_text(re.compile(r"Waiting in the queue, position 1 · about \d+ (s|min)"))
     await expect(second.page.locator("[aria-live=polite]")).to_contain_text("Waiting in the queue, position 1")
     await first.stop_the_reply()

@@ -14,6 +14,7 @@ function message(id: string, parent: string | null, role: Message["role"], secon
     response_id: null,
     finish_reason: null,
     tokens: null,
+    degraded: [],
     created_at: new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString(),
   };
 }

@@ -20,6 +20,7 @@ const message = (id: string, role: Message["role"]): Message => ({
   response_id: role === "assistant" ? `resp_${id}` : null,
   finish_reason: null,
   tokens: null,
+  degraded: [],
   created_at: TIME,
 });
 const turns = (...names: string[]): Message[] => names.flatMap((name) => [message(`q${name}`, "user"), message(`a${name}`, "assistant")]);
@@ -89,23 +90,6 @@ test("a reply made of a newer summary than is known has it fetched", async () =>
   await settled();
   assert.equal(asked, 2);
   assert.equal(contexts.fold.value?.text, "other words");
-});
-
-test("what was given up for the newest reply is known after a reload", async () => {
-  const asked: string[] = [];
-  const client: Partial<Client> = {
-    context: () => Promise.reject(new ApiError(404, "not_found", "", false)),
-    response: (id) => {
-      asked.push(id);
-      return Promise.resolve({ status: "complete", degraded: ["max_tokens"] });
-    },
-  };
-  const path = turns("1");
-  const { contexts } = setUp(path, client);
-  await settled();
-  assert.deepEqual(contexts.degradedOf(path[1]!), ["max_tokens"]);
-  assert.deepEqual(contexts.degradedOf(path[0]!), []);
-  assert.deepEqual(asked, ["resp_a1"]);
 });
 
 test("what was asked for once is not asked for again, unless it could not be answered", async () => {

@@ -81,6 +81,7 @@ test("what broke off with some text can be continued, and nothing else", () => {
     response_id: null,
     finish_reason: "stop",
     tokens: 1,
+    degraded: [],
     created_at: "2026-01-01T00:00:00Z",
   };
   const broken: Partial<Message>[] = [{ status: "stopped" }, { status: "failed", finish_reason: null }, { finish_reason: "length" }];

@@ -5,6 +5,7 @@ import type { Accepted, Conversation, ConversationRow, Message } from "../src/ap
 import { Drafts } from "../src/state/drafts.ts";
 import type { LiveSurroundings } from "../src/state/replies.ts";
 import { Thread } from "../src/state/thread.ts";
+import { progressText, remarkOn } from "../src/view/Status.tsx";
 
 const TIME = "2026-01-01T00:00:00Z";
 
@@ -19,6 +20,7 @@ function stored(id: string, parent: string | null, role: Message["role"], status
     response_id: role === "assistant" ? `resp_${id}` : null,
     finish_reason: null,
     tokens: null,
+    degraded: [],
     created_at: TIME,
   };
 }
@@ -39,6 +41,8 @@ const accepted = (number: number): Accepted => ({
   stream_url: `/v1/responses/resp_a${number}/stream?token=t`,
   status: "streaming",
   queue_position: null,
+  served_model: "small",
+  degraded: [],
 });
 
 class FakeSource extends EventTarget {
@@ -221,25 +225,61 @@ test("a continued reply begins with the kept text, also before its stream and in
   assert.equal(thread.tree.value.byId.get("a1")?.content, "text of a1");
 });
 
-test("what was given up for a reply is told while it waits and when it has ended, though the store does not say it", async () => {
+test("what was given up is told of each reply, when it is taken on, when it has ended, and when the page is loaded again", async () => {
   const conversation = brokenOff();
-  const { thread, sources } = setUp("conv_1", {
+  const client: Partial<Client> = {
     conversation: () => Promise.resolve(conversation),
-    answerAgain: () => Promise.resolve({ ...accepted(2), user_message_id: "u1", status: "queued", degraded: ["max_tokens"] }),
-  });
+    answerAgain: () => Promise.resolve({ ...accepted(2), user_message_id: "u1", degraded: ["max_tokens"] }),
+  };
+  const { thread, sources } = setUp("conv_1", client);
   await thread.load();
   await thread.regenerate("u1");
-  assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
-  conversation.messages.push({ ...stored("a2", "u1", "assistant", "queued"), content: "" });
-  conversation.head_message_id = "a2";
-  await thread.load();
-  assert.equal(thread.branch.value[1]?.id, "a2");
-  assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
+  const given = (shown: Thread): string[] => shown.branch.value.flatMap(({ degraded }) => degraded);
+  assert.deepEqual(given(thread), ["max_tokens"]);
   sources.get("/v1/responses/resp_a2/stream")?.say("done", 1, { finish_reason: "length", usage: {} });
-  conversation.messages[2] = stored("a2", "u1", "assistant");
+  assert.deepEqual(given(thread), ["max_tokens"]);
+  const later = { ...stored("a3", "u3", "assistant"), model: "tiny", degraded: ["model"] };
+  conversation.messages.push({ ...stored("a2", "u1", "assistant"), degraded: ["max_tokens"] }, stored("u3", "a2", "user"), later);
+  conversation.head_message_id = "a3";
+  const again = setUp("conv_1", { ...client, response: () => assert.fail("the messages say it themselves") }).thread;
+  await again.load();
+  assert.deepEqual(given(again), ["max_tokens", "model"]);
+  assert.deepEqual(
+    again.branch.value.map((message) => remarkOn({ reply: null, message })),
+    [
+      null,
+      "The service is busy: this reply is kept short.",
+      null,
+      "The service is busy: this reply comes from a smaller model (tiny).",
+    ],
+  );
+});
+
+test("a reply that waits shows its place at once, and the time as soon as the stream tells it", async () => {
+  const { thread, sources } = setUp(null, {
+    createConversation: () => Promise.resolve({ ...row(), messages: [] }),
+    send: () => Promise.resolve({ ...accepted(1), status: "queued", queue_position: 3 }),
+  });
+  await thread.send("hello");
+  const told = (): string => {
+    const reply = thread.replies.live.value.get("a1")!.view.value.reply;
+    return progressText(false, false, reply.queue, reply.text === "");
+  };
+  assert.equal(told(), "Waiting in the queue, position 3");
+  sources.get("/v1/responses/resp_a1/stream")?.say("queued", 0, { position: 2, eta_s: 20, tier: "free" });
+  assert.match(told(), /^Waiting in the queue, position 2 · about 20/);
+});
+
+test("a reply that was found waiting waits until its stream says otherwise; one that was begun at once does not", async () => {
+  const waiting = { ...stored("a1", "u1", "assistant", "queued"), stream_url: accepted(1).stream_url };
+  const { thread } = setUp("conv_1", {
+    conversation: () => Promise.resolve({ ...row(), head_message_id: "a1", messages: [stored("u1", null, "user"), waiting] }),
+    answerAgain: () => Promise.resolve({ ...accepted(2), user_message_id: "u1", status: "queued" }),
+  });
   await thread.load();
-  assert.equal(thread.branch.value[1]?.status, "complete");
-  assert.deepEqual(thread.branch.value[1]?.degraded, ["max_tokens"]);
+  assert.deepEqual(thread.replies.live.value.get("a1")?.view.value.reply.queue, { position: 0, etaSeconds: null });
+  await thread.regenerate("u1");
+  assert.equal(thread.replies.live.value.get("a2")?.view.value.reply.queue, null);
 });
 
 test("an answer asked for twice before it is known to be taken is one answer; asked for later it is another", async () => {

@@ -111,7 +111,7 @@ test("of a reply that never began it is not said what was given up for it", () =
     created_at: "2026-01-01T00:00:00Z",
     degraded: ["max_tokens"],
   };
-  const of = (change: Partial<Message>): string | null => remarkOn({ reply: null, message: { ...message, ...change }, known: [] });
+  const of = (change: Partial<Message>): string | null => remarkOn({ reply: null, message: { ...message, ...change } });
   assert.equal(of({}), "The service is busy: this reply is kept short.");
   assert.equal(of({ status: "failed" }), null);
   assert.equal(of({ status: "failed", content: "It began so." }), "The service is busy: this reply is kept short.");

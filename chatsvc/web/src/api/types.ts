@@ -17,7 +17,9 @@ export interface Message {
   /** Stays in the prompt, word for word, when what is around it is summarised. */
   pinned?: boolean;
   /** What was given up for this reply because the service was busy. */
-  degraded?: readonly string[];
+  degraded: readonly string[];
+  /** Its place in the queue when it was taken on, where it was this page that asked for it. */
+  queue_position?: number | null;
   /** On running replies: where to read them, with a token in it. */
   stream_url?: string | null;
 }
@@ -52,13 +54,12 @@ export interface Accepted {
   stream_url: string;
   status: Status;
   queue_position: number | null;
-  served_model?: string;
-  degraded?: string[];
+  served_model: string;
+  degraded: string[];
 }
 
 export interface ResponseState {
   status: Status;
-  degraded?: string[];
   stream_url?: string | null;
 }
 

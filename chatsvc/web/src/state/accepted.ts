@@ -2,11 +2,12 @@
 
 import type { Accepted, Message } from "../api/types.ts";
 
-const madeHere = (): Pick<Message, "created_at" | "finish_reason" | "tokens" | "model"> => ({
+const madeHere = (): Pick<Message, "created_at" | "finish_reason" | "tokens" | "model" | "degraded"> => ({
   created_at: new Date().toISOString(),
   finish_reason: null,
   tokens: null,
   model: null,
+  degraded: [],
 });
 
 /** The user's message, as the server has taken it. */
@@ -23,9 +24,10 @@ export function replyOf(accepted: Accepted, kept = ""): Message {
     role: "assistant",
     content: kept,
     // A repeated POST may answer for a reply that has ended meanwhile; its stream tells the end.
-    status: accepted.status === "queued" ? "queued" : "streaming",
+    status: accepted.queue_position === null ? "streaming" : "queued",
+    queue_position: accepted.queue_position,
     response_id: accepted.response_id,
     stream_url: accepted.stream_url,
-    degraded: accepted.degraded ?? [],
+    degraded: accepted.degraded,
   };
 }

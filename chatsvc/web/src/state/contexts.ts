@@ -51,8 +51,6 @@ export interface ContextsOptions {
 export class Contexts {
   /** By response id. */
   readonly used: Signal<ReadonlyMap<string, Used>> = signal(new Map());
-  /** What was given up for a reply, by response id. */
-  private readonly degraded: Signal<ReadonlyMap<string, readonly string[]>> = signal(new Map());
   /** What is not saved yet of the branch that is shown: another branch's summary tells of other things. */
   readonly draft: ReadonlySignal<Draft | null> = computed(() => {
     const drafted = this.drafted.value;
@@ -109,10 +107,6 @@ export class Contexts {
   of(reply: Message): Used | null {
     const live = this.options.replies.live.value.get(reply.id)?.view.value.reply.used;
     return live ?? (reply.response_id === null ? null : (this.used.value.get(reply.response_id) ?? null));
-  }
-
-  degradedOf({ response_id: response }: Message): readonly string[] {
-    return (response === null ? undefined : this.degraded.value.get(response)) ?? [];
   }
 
   /** Have all known of the newest reply: the stream tells most, and not at all times how much was ready from before. */
@@ -224,19 +218,9 @@ export class Contexts {
     this.lookedUp = leaf.id;
     if (grown) return;
     const reply = path.findLast(({ role }) => role === "assistant");
-    if (reply?.response_id && !isRunning(reply)) {
-      this.want(reply.response_id);
-      void this.askWhatWasGivenUp(reply.response_id);
-    }
+    if (reply && !isRunning(reply)) this.want(reply.response_id);
     if (path.length < SHORTEST_FOLDED) return;
     void this.lookUp();
-  }
-
-  private async askWhatWasGivenUp(response: string): Promise<void> {
-    await this.quietly(async () => {
-      const { degraded = [] } = await this.options.client.response(response);
-      if (degraded.length > 0) this.degraded.value = new Map(this.degraded.peek()).set(response, degraded);
-    });
   }
 
   private async drain(): Promise<void> {

@@ -2,7 +2,7 @@
 
 import { computed, signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { Reader, type Link, type Surroundings } from "../stream/reader.ts";
-import { EMPTY_REPLY, hasEnded, type Phase, type Reply } from "../stream/reducer.ts";
+import { EMPTY_REPLY, hasEnded, waitingAt, type Phase, type Reply } from "../stream/reducer.ts";
 import { EMPTY_SPLIT, splitGrowing, splitWhole, type Split } from "../text/blocks.ts";
 
 export interface LiveView {
@@ -20,6 +20,8 @@ export interface Frames {
 export interface LiveOptions {
   readonly responseId: string;
   readonly url: string;
+  /** Where it waits, as far as that is known before the stream tells it; null: it does not wait. */
+  readonly place: number | null;
   readonly surroundings: Surroundings & Frames;
   onEnd(reply: Reply): void;
   onLost(): Promise<string | null>;
@@ -29,8 +31,8 @@ export interface LiveOptions {
 const pause = (split: Split): number => Math.min(400, split.tail.raw.length / 250);
 
 export class LiveReply {
-  readonly view: Signal<LiveView> = signal({ reply: EMPTY_REPLY, split: EMPTY_SPLIT });
-  readonly phase: ReadonlySignal<Phase> = computed(() => this.view.value.reply.phase);
+  readonly view: Signal<LiveView>;
+  readonly phase: ReadonlySignal<Phase>;
   readonly link: Signal<Link> = signal("connecting");
   readonly responseId: string;
   private readonly reader: Reader;
@@ -40,6 +42,8 @@ export class LiveReply {
 
   constructor(private readonly options: LiveOptions) {
     this.responseId = options.responseId;
+    this.view = signal({ reply: options.place === null ? EMPTY_REPLY : waitingAt(options.place), split: EMPTY_SPLIT });
+    this.phase = computed(() => this.view.value.reply.phase);
     this.reader = new Reader({
       url: options.url,
       surroundings: options.surroundings,

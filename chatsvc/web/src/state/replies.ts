@@ -78,6 +78,7 @@ export class LiveReplies {
     const { client } = this.options;
     const live = new LiveReply({
       responseId,
+      place: message.status === "queued" ? (message.queue_position ?? 0) : null,
       url: message.stream_url ? client.address(message.stream_url) : client.streamAddress(responseId),
       surroundings: this.options.surroundings,
       onEnd: (reply) => this.options.onEnd(message, reply),

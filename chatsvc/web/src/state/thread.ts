@@ -310,15 +310,13 @@ export class Thread {
   }
 
   /**
-   * An answer that was under way when its reply ended must not bring the running reply back; the store learns what a
-   * continued reply begins with only when it is being written; and it does not say what was given up for a reply.
+   * An answer that was under way when its reply ended must not bring the running reply back; and the store learns what a
+   * continued reply begins with only when it is being written.
    */
   private newest(incoming: Message): Message {
     const known = this.messages.peek().get(incoming.id);
-    if (!known || known.response_id !== incoming.response_id) return incoming;
-    const message = { ...incoming, degraded: incoming.degraded ?? known.degraded ?? [] };
-    if (!isRunning(incoming)) return message;
-    return isRunning(known) ? { ...message, content: incoming.content || known.content } : known;
+    if (!isRunning(incoming) || !known || known.response_id !== incoming.response_id) return incoming;
+    return isRunning(known) ? { ...incoming, content: incoming.content || known.content } : known;
   }
 
   private noteRow({ id, title, pinned, head_message_id, created_at, updated_at }: ConversationRow, asked: Mark): void {

@@ -58,6 +58,9 @@ export const EMPTY_REPLY: Reply = {
   failure: null,
 };
 
+/** A reply that is known to wait, before its stream has said so. Position 0: it is not known where. */
+export const waitingAt = (position: number): Reply => ({ ...EMPTY_REPLY, phase: "queued", queue: { position, etaSeconds: null } });
+
 export const hasEnded = (reply: Reply): boolean =>
   reply.phase === "complete" || reply.phase === "stopped" || reply.phase === "failed";
 

@@ -22,12 +22,14 @@ export function Announcer({ thread }: { thread: Thread }) {
 
   const phase = live?.phase.value;
   const reply = live?.view.value.reply;
+  const queue = reply?.queue;
   const given = degradedText(reply?.degraded ?? [], reply?.model ?? null);
 
   useEffect(() => {
-    if (phase === "queued" && reply?.queue) setText(queueText(reply.queue));
+    if (phase === "queued" && queue) setText(queueText(queue));
     else if (phase === "streaming") setText(given ?? WRITING);
-  }, [live, phase, given]);
+    // The place is known before the time.
+  }, [live, phase, queue?.etaSeconds === null, given]);
 
   useEffect(() => {
     if (!last || !live) return;

@@ -58,7 +58,7 @@ function Answer({ thread, message }: MessageProps) {
     <>
       <h2 class="sr-only">The assistant said</h2>
       <ReplyBody content={message.content} live={live} />
-      <Degraded reply={live?.view.value.reply ?? null} message={message} known={thread.contexts.degradedOf(message)} />
+      <Degraded reply={live?.view.value.reply ?? null} message={message} />
       {running ? null : (
         <Outcome
           message={message}

@@ -16,7 +16,7 @@ export function Progress({ live, stopping }: { live: LiveReply | null; stopping:
   );
 }
 
-function progressText(retrying: boolean, stopping: boolean, queue: Queue | null, silent: boolean): string {
+export function progressText(retrying: boolean, stopping: boolean, queue: Queue | null, silent: boolean): string {
   if (stopping) return "Stopping…";
   if (retrying) return "The connection was lost. Coming back…";
   if (queue) return queueText(queue);
@@ -46,15 +46,12 @@ interface DegradedProps {
   /** While it is being written. */
   reply: Reply | null;
   message: Message;
-  /** As the response's record has it, where it was asked for. */
-  known: readonly string[];
 }
 
 /** What is said of a reply; of one that never began there is nothing to say. */
-export function remarkOn({ reply, message, known }: DegradedProps): string | null {
+export function remarkOn({ reply, message }: DegradedProps): string | null {
   if (message.status === "failed" && message.content === "") return null;
-  const told = [reply?.degraded, message.degraded, known].find((each) => each !== undefined && each.length > 0);
-  return degradedText(told ?? [], reply?.model ?? message.model);
+  return degradedText(reply?.degraded.length ? reply.degraded : (message.degraded ?? []), reply?.model ?? message.model);
 }
 
 export function Degraded(props: DegradedProps) {
