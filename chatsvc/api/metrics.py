@@ -111,6 +111,14 @@ class _PartsCollector(Collector):
             for tier in TierName:
                 delay.add_metric([model, tier.value], delays.get(tier, 0.0))
         yield delay
+        load = GaugeMetricFamily(
+            "chatsvc_load_a_step_lower",
+            "Share of the engines that would be taken without the last step; 0: not known. Above 1 the step is kept.",
+            labels=["model"],
+        )
+        for model, share in pressure.loads_below.items():
+            load.add_metric([model], share)
+        yield load
         degraded = CounterMetricFamily(
             "chatsvc_degraded", "Replies for which something was given up.", labels=["model", "tier", "what"]
         )

@@ -127,8 +127,8 @@ class Pressure:
         self._queues = {queue.model: queue for queue in queues}
         self._ladders = {name: Ladder(config.degradation, targets) for name in self._queues} if enabled else {}
         self._targets = targets
-        self._fullness = fullness
-        self._spared = {name: Spared(config.degradation.recover_s) for name in self._ladders}
+        self.fullness = fullness
+        self._spared = {name: Spared(config.degradation.recover_s) for name in self._queues}
         self.loads_below: dict[str, float] = {}
         """The share of what there is that would be taken a step lower, by model; 0.0: not known."""
         self.delays: dict[str, dict[TierName, float]] = {name: {} for name in self._queues}
@@ -254,12 +254,12 @@ class Pressure:
         """A run was taken in on these terms, with a prompt of about so many tokens."""
         now = self._clock.monotonic()
         need = Need(1, prompt_tokens + terms.reply_tokens)
-        if (asked := self._spared.get(terms.asked_model)) is not None:
+        if terms.asked_model in self._ladders:
             below = terms.reply_tokens_below
             without = Need() if below is None else Need(1, prompt_tokens + below)
-            asked.take_in(now, Need() if terms.moved else need, without)
-        if terms.moved and (smaller := self._spared.get(terms.model)) is not None:
-            smaller.take_in(now, need, need)
+            self._spared[terms.asked_model].take_in(now, Need() if terms.moved else need, without)
+        if terms.moved and terms.model in self._ladders:
+            self._spared[terms.model].take_in(now, need, need)
         for what in terms.degraded:
             self.degraded[terms.asked_model, tier, what] += 1
 
@@ -288,7 +288,7 @@ class Pressure:
                 continue
             before, spared = ladder.step, self._spared[model]
             in_time = all(delay_s <= self._targets[tier] for tier, delay_s in delays.items())
-            load_below = self.loads_below[model] = spared.look(now, self._fullness(model), in_time=in_time)
+            load_below = self.loads_below[model] = spared.look(now, self.fullness(model), in_time=in_time)
             if ladder.observe(now, delays, queue.delays.waiting, load_below=load_below) != before:
                 spared.restart(now)
                 shown = {tier.value: round(delay_s, 1) for tier, delay_s in delays.items()}

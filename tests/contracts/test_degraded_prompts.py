@@ -23,7 +23,7 @@ class Standing:
     def __init__(self, step):
         self.step = step
 
-    def observe(self, now, delays):
+    def observe(self, now, delays, waiting, *, load_below):
         return self.step
 
 
@@ -57,6 +57,8 @@ async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_ali
         waits = (await made.submit(msgspec.structs.replace(FREE), short.id, message(2))).run
         assert (at_once.status, at_once.degraded) == (RunStatus.STREAMING, ("history",))
         assert (waits.status, waits.degraded) == (RunStatus.QUEUED, ())
+        # Whether a step is still needed is judged by how full the engines are.
+        assert made.pressure.fullness("small") == (1, 1.0, 0.0)
         await soon(ended(store, at_once))
         await soon(ended(store, waits))
         # While the engine is busy the next one waits, and its prompt is made by the runner.
