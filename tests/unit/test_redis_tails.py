@@ -6,6 +6,7 @@ import pytest
 from streaming import FragileLog, append, delta, soon
 
 from chatsvc.errors import LogUnavailable
+from chatsvc.streamlog import redis_tails
 from chatsvc.streamlog.base import Position
 from chatsvc.streamlog.redis_tails import Tails
 
@@ -103,7 +104,8 @@ async def test_what_was_heard_from_another_place_than_the_caller_follows_from_is
     assert [entry.seq for entry in heard[A]] == [3]
 
 
-async def test_a_log_that_is_followed_from_now_on_is_heard_at_once(tails, parts):
+async def test_a_log_that_is_followed_from_now_on_is_heard_at_once(tails, parts, monkeypatch):
+    monkeypatch.setattr(redis_tails, "_READ_S", 3600.0)  # else a read asks anew by itself
     other = "0 other"
     await parts[0].open(other, 1)
     first = asyncio.create_task(tails.hear({A: START}, 30))
