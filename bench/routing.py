@@ -1,6 +1,6 @@
 """Do turns find the replica that has their conversation's prefix, evenly spread, and how fast?
 
-    python bench/routing.py [--conversations 200] [--turns 10] [--pause 6] [--dispatches 1500] [--json]
+    python bench/routing.py [--conversations 200] [--turns 10] [--pause 6] [--dispatches 1200] [--json]
 
 Conversations whose readers pause, posted to whichever replica the balancer happens to choose: first to one, then
 to three on one Postgres and one Valkey, each with a third of its cache and of its places (scripted engines with a model
@@ -189,7 +189,7 @@ async def main() -> None:
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--pause", type=float, default=6.0, help="mean seconds between a reply's end and the next turn")
-    parser.add_argument("--dispatches", type=int, default=1500)
+    parser.add_argument("--dispatches", type=int, default=1200)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [await conversations(count, options) for count in (1, REPLICAS)] if options.conversations else []
