@@ -42,8 +42,8 @@ from chatsvc.context.retrieve import Floats, Postings, weight
 from chatsvc.context.words import terms
 from chatsvc.conversation import Message, Role
 
-NEEDED: Final = 0.6
-NEEDED_BY_WORDS: Final = 0.125
+NEEDED: Final = 0.57
+NEEDED_BY_WORDS: Final = 0.1
 ENOUGH: Final = 0.5
 ENOUGH_BY_WORDS: Final = 0.3
 """Of the best score: what is less has next to none of the evidence, and costs as much. Words alone fall off steeply."""
@@ -54,7 +54,8 @@ PLAINLY: Final = 0.2
 LATELY: Final = 0.7
 """Not all of it: a question about something old may well use a word of the last subject."""
 LATELY_CHARS: Final = 1600
-"""From the end of what stands verbatim in the prompt: the subject at hand. In much more text any word occurs."""
+"""Of either side, from the end of what stands verbatim in the prompt: the subject at hand. In much more text any word
+occurs, and in the last reply alone, which may be long, there is less of it than in what the user wrote before."""
 LEAST_WORDS: Final = 1.5
 """A message's words weigh at least so many words that occur once: "What do you think?" has less to be found by."""
 AGAIN: Final = 2 / 3
@@ -133,22 +134,23 @@ def closeness(cosines: Floats, telling: npt.NDArray[np.bool_], *, unrelated: flo
 
 
 def lately(turns: Iterable[Sequence[Message]], question: str) -> str:
-    """What was said last, at most ``LATELY_CHARS`` of it, but for the turns in which the same was asked.
+    """What was said last, at most ``LATELY_CHARS`` by either side, but for the turns in which the same was asked.
 
     ``turns``: those that stand verbatim in front of the question, the newest first.
     """
     asked = set(terms(question))
     said: list[str] = []
-    room = LATELY_CHARS
+    room = {True: LATELY_CHARS, False: LATELY_CHARS}
     for turn in turns:
-        if room <= 0:
+        if max(room.values()) <= 0:
             break
         if asked and any(message.role is Role.USER and _asks(message.content, asked) for message in turn):
             continue
         for message in reversed(turn):
-            if room > 0:
-                said.append(message.content[-room:])
-                room -= len(message.content)
+            side = message.role is Role.USER
+            if room[side] > 0:
+                said.append(message.content[-room[side] :])
+                room[side] -= len(message.content)
     return "\n".join(reversed(said))
 
 
