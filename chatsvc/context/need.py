@@ -42,8 +42,8 @@ from chatsvc.context.retrieve import Floats, Postings, weight
 from chatsvc.context.words import terms
 from chatsvc.conversation import Message, Role
 
-NEEDED: Final = 0.57
-NEEDED_BY_WORDS: Final = 0.1
+NEEDED: Final = 0.55
+NEEDED_BY_WORDS: Final = 0.08
 ENOUGH: Final = 0.5
 ENOUGH_BY_WORDS: Final = 0.3
 """Of the best score: what is less has next to none of the evidence, and costs as much. Words alone fall off steeply."""

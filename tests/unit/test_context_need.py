@@ -86,8 +86,8 @@ def test_a_higher_bar_never_recalls_more(share, said, close, one, other):
 
 
 def test_what_is_plainly_needed_is_recalled_further_from_the_best_than_what_hardly_is():
-    assert [round(Need(share, 0, 0.3).enough, 3) for share in (0.27, 0.37, 0.47, 1)] == [0.8, 0.65, 0.5, 0.5]
-    assert [round(Need(share, 0, None).enough, 3) for share in (0.1, 0.2, 1)] == [0.8, 0.55, 0.3]
+    assert [round(Need(share, 0, 0.3).enough, 3) for share in (0.25, 0.35, 0.45, 1)] == [0.8, 0.65, 0.5, 0.5]
+    assert [round(Need(share, 0, None).enough, 3) for share in (0.08, 0.18, 1)] == [0.8, 0.55, 0.3]
 
 
 @given(st.integers(0, 300), st.sampled_from([None, 0.0, 0.2, -0.5, math.nan]), st.sampled_from([None, 0.35]))
