@@ -138,6 +138,7 @@ async def compare(ports: dict[str, int], streams: int, rounds: int, tokens: int)
         "vllm_first_p50_ms": statistics.median(firsts["vllm"]) * 1000,
         "chatsvc_first_p50_ms": statistics.median(firsts["chatsvc"]) * 1000,
         "later_ms": statistics.median(later),
+        "later_pooled_ms": 1000 * (statistics.median(firsts["chatsvc"]) - statistics.median(firsts["vllm"])),
         "later_ms_by_round": sorted(later),
         "tokens": {side: sum(done.tokens for done in of_side) for side, of_side in results.items()},
     }
@@ -197,7 +198,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def quartiles(values: list[float]) -> str:
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return f"{first:+.0f} to {third:+.0f}"
 
 

@@ -30,6 +30,7 @@ from engine import process
 from engine_ask import Conversation, ask_chatsvc, new_conversations
 from measure import free_port
 from recall import DATA, Talk, read
+from recall_floor import unnamed
 
 from chatsvc.inference.embedded_model import unpack_embedded_model
 
@@ -55,7 +56,7 @@ class Row(msgspec.Struct, frozen=True):
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help=f"file of LoCoMo's schema; default: {DATA}")
+    parser.add_argument("--data", type=Path, default=DATA, help="file of LoCoMo's schema")
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--around", type=int, default=10, help="so many turns are taken together")
     parser.add_argument("--tokens", type=int, default=40, help="most tokens of a reply")
@@ -89,10 +90,10 @@ async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> tu
     base = f"http://127.0.0.1:{port}"
     async with process("-m", "chatsvc", env=env, ready=f"{base}/readyz", log=directory / "chatsvc.log"):
         [conversation] = await new_conversations(port, 1)
-        said = [(number + 1, turn.text) for number, turn in enumerate(talk.turns[: arguments.turns])]
+        said = [(number + 1, unnamed(turn.text)) for number, turn in enumerate(talk.turns[: arguments.turns])]
         known = {turn.name for turn in talk.turns[: arguments.turns // 2]}
         old = [question.text for question in talk.questions if question.evidence <= known]
-        asked = [(arguments.turns + 1 + number, text) for number, text in enumerate(old[:: -(-len(old) // ASKED)])]
+        asked = [(arguments.turns + 1 + number, text) for number, text in enumerate(old[:: max(1, len(old) // ASKED)][:ASKED])]
         rows = []
         for number, text in (*said, *asked):
             rows.append(await turn(conversation, base, number, text, arguments.tokens))
@@ -155,7 +156,7 @@ def report(rows: list[Row], questions: list[Row], arguments: argparse.Namespace)
         "early": early,
         "late": late,
         "folded": summed([row for row in rows if row.folded] or rows[-1:]),
-        "questions": summed(questions),
+        "questions": summed(questions) if questions else None,
         "ratio": round(late["first_p50_ms"] / early["first_p50_ms"], 2),
     }
     if arguments.json:
@@ -165,12 +166,13 @@ def report(rows: list[Row], questions: list[Row], arguments: argparse.Namespace)
     print("|---|---:|---:|---:|---:|---:|---:|")
     names = {"early": "", "late": "", "folded": ", all behind a fold", "questions": ", questions about old turns"}
     for key, name in names.items():
-        row = found[key]
+        if (row := found[key]) is None:
+            continue  # none of the questions has all its evidence in the first half
         print(
             f"| {row['turns']}{name} | {row['first_p50_ms']} | {row['first_max_ms']} | {row['prompt']} "
             f"| {row['computed']} | {row['recalled']} | {row['nothing_recalled']:.0%} |"
         )
-    print(f"\nThe last ones beside those around the 10th: {found['ratio']} x (must be 1.5 at most).")
+    print(f"\nThe last ones beside those around the 10th: {found['ratio']} x (1.5 at most is wanted).")
 
 
 if __name__ == "__main__":
