@@ -93,7 +93,8 @@ async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> tu
         said = [(number + 1, unnamed(turn.text)) for number, turn in enumerate(talk.turns[: arguments.turns])]
         known = {turn.name for turn in talk.turns[: arguments.turns // 2]}
         old = [question.text for question in talk.questions if question.evidence <= known]
-        asked = [(arguments.turns + 1 + number, text) for number, text in enumerate(old[:: max(1, len(old) // ASKED)][:ASKED])]
+        some = old[:: max(1, len(old) // ASKED)][:ASKED]
+        asked = [(arguments.turns + 1 + number, text) for number, text in enumerate(some)]
         rows = []
         for number, text in (*said, *asked):
             rows.append(await turn(conversation, base, number, text, arguments.tokens))
