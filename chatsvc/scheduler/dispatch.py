@@ -273,13 +273,17 @@ class Dispatcher:
         self._make_way()
 
     def _make_way(self) -> None:
-        """Nothing more can be taken: replies that wait all the same have the places of what nobody waits for."""
+        """Nothing more can be taken: replies that wait all the same have the places of what nobody waits for.
+
+        If none does, prefixes may be read.
+        """
         self._warming.make_room()
         for line in self._lines:
             if line.held_up and self._lines.slots(line.model):
                 actives = [active for active in self._active.values() if active.run.model == line.model]
                 for active in giving_way(actives, line.held_up, line.began_by_turn):
                     active.interrupt(Interrupt.GIVE_WAY)
+        self._warming.look()
 
     def _note_idle(self) -> None:
         if not self._active and not self._claiming:
@@ -330,7 +334,6 @@ class Dispatcher:
             if active.queued_again:
                 self._put_again(active, age_s)
             self._work.set()
-            self._warming.look()
             self._note_idle()
 
     def _put_again(self, active: ActiveRun, age_s: float) -> None:

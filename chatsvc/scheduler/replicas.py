@@ -75,7 +75,7 @@ class Replicas:
         """From whom it was learned here first that a run waits which was not posted here."""
 
     def wakes(self, on_work: Callable[[], None]) -> None:
-        """``on_work`` is called whenever something may be taken out of the lines."""
+        """``on_work`` is called whenever something may be taken out of the lines, or nothing waits in one any more."""
         self._on_work = on_work
 
     # Where a turn goes --------------------------------------------------------------------------------------------
@@ -166,6 +166,7 @@ class Replicas:
         """A run waits no more."""
         self._lines.discard(run_id)
         self._overheard.pop(run_id, None)
+        self._on_work()
 
     def _put_by_hash(self, run: WaitingRun) -> None:
         alone = not self._fleet.others(run.model)
@@ -319,6 +320,7 @@ class Replicas:
         if self._fleet.hear(news):
             _log.info("another replica is there", replica=news.replica, models=sorted(news.models))
             self._greet()
+        waited = self._lines_with_waits()
         for held in news.held:
             if held.end is not End.REFUND:  # that one waits again
                 self._overheard.pop(held.run.id, None)
@@ -329,8 +331,11 @@ class Replicas:
             self.heard[Source.POSTER] += not self._knows(posted.run)
             self._overheard.pop(posted.run.id, None)
             self._lines.put(posted.run, posted.home, posted.cached_tokens)
-        if news.posted or news.leaving:
+        if news.posted or news.leaving or self._lines_with_waits() < waited:
             self._on_work()
+
+    def _lines_with_waits(self) -> int:
+        return sum(line.queue.waits() for line in self._lines)
 
     def _greet(self) -> None:
         """Somebody is new: all is said once, and where conversations are at home that were served here."""

@@ -1,30 +1,15 @@
 """When a prefix is read and when not, and who goes first: always somebody else."""
 
-import asyncio
 import math
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any
+from datetime import timedelta
 
-import msgspec
 import pytest
+from warming_world import NOW, as_run, reply, settled, until, warming
 
-from chatsvc.clock import SystemClock
-from chatsvc.config import ContextConfig
-from chatsvc.conversation import BranchView, Conversation, Message, Role
 from chatsvc.errors import EngineFailed, NotFound, StoreUnavailable
-from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
-from chatsvc.limits import ServiceCost, TierName
-from chatsvc.run import RunStatus, WaitingRun
+from chatsvc.scheduler import warming as warming_module
 from chatsvc.scheduler.line import Spare
-from chatsvc.scheduler.lines import Lines
-from chatsvc.scheduler.prompts import Prompts
-from chatsvc.scheduler.shared_state import Home
-from chatsvc.scheduler.warming import MOST_AT_ONCE, USED_WITHIN, WISH_S, Warming, fits
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-WEIGHTS = {TierName.FREE: 1.0, TierName.PLUS: 4.0, TierName.PRO: 16.0}
+from chatsvc.scheduler.warming import MOST_AT_ONCE, USED_WITHIN, WISH_S, fits
 
 
 @pytest.mark.parametrize(
@@ -42,158 +27,6 @@ WEIGHTS = {TierName.FREE: 1.0, TierName.PLUS: 4.0, TierName.PRO: 16.0}
 )
 def test_there_is_room_for_a_few_in_what_nobody_uses(sizes, spare, right):
     assert fits(sizes, spare) == right
-
-
-class Clock(SystemClock):
-    """A clock that is set."""
-
-    time = 0.0
-
-    def monotonic(self):
-        return self.time
-
-    def now(self):
-        return NOW
-
-
-class Held(ScriptedEngine):
-    """Reads prefixes when it is told to."""
-
-    def __init__(self, **options):
-        super().__init__(ScriptedOptions(window=8192, **{"slots": 2, **options}), model="m")
-        self.may_read = asyncio.Event()
-        self.read: list[int] = []
-        self.error: Exception | None = None
-
-    async def generate(self, prompt, sampling, run_id, priority=0):
-        self.read.append(prompt.tokens)
-        if self.error:
-            raise self.error
-        async with self._slots.hold(priority):
-            await self.may_read.wait()
-        async for chunk in super().generate(prompt, sampling, run_id, priority):
-            yield chunk
-
-
-class Shelf:
-    """A store of conversations of two messages each."""
-
-    def __init__(self):
-        self.error: Exception | None = None
-        self.bill_error: Exception | None = None
-        self.billed: list[int] = []
-        self.updated_at = NOW
-        self.conversations = self.allowances = self
-
-    def _conversation(self, name):
-        if self.error:
-            raise self.error
-        return Conversation(
-            id=name, user_id="ada", title=None, system_prompt=f"Be brief in {name}.", model=None, head_message_id="r",
-            pinned=False, temporary=False, created_at=NOW, updated_at=self.updated_at,
-        )  # fmt: skip
-
-    async def get(self, user_id, name):
-        return self._conversation(name)
-
-    async def view(self, user_id, name, leaf, *, leaf_may_be_folded):
-        asked = Message(
-            id="q", conversation_id=name, parent_id=None, role=Role.USER, content="Why?", status=RunStatus.COMPLETE,
-            created_at=NOW,
-        )  # fmt: skip
-        answered = msgspec.structs.replace(
-            asked, id="r", parent_id="q", role=Role.ASSISTANT, content="So.", response_id="resp_1", model="m"
-        )
-        return self._conversation(name), BranchView(summary=None, pinned=(), verbatim=(asked, answered))
-
-    async def bill(self, user_id, usage, kind):
-        if self.bill_error:
-            raise self.bill_error
-        self.billed.append(usage.prompt_tokens)
-
-
-class World:
-    """Warming, and what stands around it."""
-
-    def __init__(self, *, warm=True, **options):
-        self.engine = Held(**options)
-        self.shelf: Any = Shelf()
-        self.clock = Clock()
-        self.lines = Lines(
-            {"m": self.engine}, {"m": self.engine.limits.slots}, WEIGHTS, self.clock, ServiceCost()
-        )  # fmt: skip
-        self.may_work = True
-        self.home_at: str | None = None
-        self.warming = Warming(
-            store=self.shelf,
-            engines={"m": self.engine},
-            prompts=Prompts({"m": self.engine}, ContextConfig(warm=warm)),
-            lines=self.lines,
-            clock=self.clock,
-            may_work=lambda _: self.may_work,
-            home=self._home,
-            me="me",
-        )
-        self._runs = 0
-
-    async def _home(self, model, name):
-        return Home(self.home_at, 10) if self.home_at else None
-
-    def run(self):
-        self._runs += 1
-        return WaitingRun(id=f"run{self._runs}", user_id="bob", tier=TierName.FREE, model="m", prompt_tokens=10)
-
-    def begin(self, name="conv_other"):
-        """A reply of a conversation takes a place."""
-        run = self.run()
-        assert self.lines.take_at_once(run)
-        self.warming.run_begins(as_run(name))
-        return self.lines.meter("m", run.id)
-
-    def served(self, name="conv_1"):
-        line = self.lines.line("m")
-        assert line is not None
-        line.warmth.served(name, 100)
-
-    @property
-    def ended(self):
-        return dict(self.warming.ended)
-
-
-@asynccontextmanager
-async def warming(**options):
-    world = World(**options)
-    await world.engine.start(lambda _: None)
-    running = asyncio.create_task(world.warming.run())
-    try:
-        yield world
-        assert not running.done()
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        # Nothing is left in the engine, however it came to an end.
-        assert world.engine.load().running == 0
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-async def settled():
-    """Let everything happen that does not wait for the test."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-def as_run(name="conv_1") -> Any:
-    return SimpleNamespace(user_id="ada", conversation_id=name, message_id="r", model="m", max_tokens=None)
-
-
-def reply(*, recalled=("x",), complete=True, name="conv_1") -> Any:
-    prepared = SimpleNamespace(report=SimpleNamespace(recalled=recalled))
-    return SimpleNamespace(run=as_run(name), prepared=prepared, complete=complete)
 
 
 async def test_only_a_complete_reply_for_which_turns_were_recalled_is_followed_by_reading():
@@ -241,7 +74,7 @@ async def test_one_that_is_given_up_before_its_first_step_leaves_nothing_behind(
 
 async def test_with_places_free_it_goes_on_beside_others_and_the_newest_goes_first_when_there_are_none():
     async with warming(slots=3) as world:
-        for name in ("conv_1", "conv_2"):
+        for name in ("conv_1", "conv_2, the name of which is longer"):
             world.warming.after_reply(reply(name=name))
         await until(lambda: world.engine.load().running == 2)
         world.begin()
@@ -252,6 +85,9 @@ async def test_with_places_free_it_goes_on_beside_others_and_the_newest_goes_fir
         world.engine.may_read.set()
         await until(lambda: not world.warming.busy)
         assert world.ended == {("m", "read"): 1, ("m", "given_up"): 1}
+        older, newer = world.engine.read
+        assert older != newer
+        assert world.shelf.billed == [older]
 
 
 async def test_no_more_than_a_few_are_read_at_once_and_all_in_the_end():
@@ -394,3 +230,73 @@ async def test_a_shutdown_ends_it_and_begins_no_more():
         world.warming.after_reply(reply())
         await until(lambda: not world.warming.busy)
         assert world.ended == {("m", "given_up"): 1}
+
+
+@pytest.mark.parametrize("how", ["its next turn begins", "a shutdown"])
+async def test_what_is_given_up_while_the_prefix_is_made_is_not_read(how):
+    async with warming(slots=9) as world:
+        world.shelf.may_view.clear()
+        world.warming.after_reply(reply())
+        await settled()
+        if how == "a shutdown":
+            world.warming.stop()
+        else:
+            world.begin("conv_1")
+        world.shelf.may_view.set()
+        await until(lambda: not world.warming.busy)
+        assert world.engine.read == []
+
+
+async def test_a_place_that_is_taken_while_the_prefix_is_made_is_waited_for():
+    async with warming(slots=1) as world:
+        world.served()
+        world.shelf.may_view.clear()
+        world.warming.changed("ada", "conv_1")  # with which model is read with the rest
+        await settled()
+        meter = world.begin()
+        world.shelf.may_view.set()
+        await settled()
+        assert (world.engine.read, world.warming.busy) == ([], True)
+        meter.end(complete=True)
+        world.warming.look()
+        await until(lambda: world.engine.read)
+
+
+async def test_what_waits_to_be_read_is_forgotten_when_the_conversations_next_turn_begins():
+    async with warming(slots=1) as world:
+        meter = world.begin()
+        world.warming.after_reply(reply())
+        await settled()
+        meter.end(complete=True)
+        meter = world.begin("conv_1")
+        assert not world.warming.busy
+        meter.end(complete=True)
+        world.warming.look()
+        await settled()
+        assert world.engine.read == []
+
+
+async def test_nothing_is_read_behind_a_reply_after_which_the_conversation_has_gone_on():
+    async with warming() as world:
+        world.shelf.head_id = "newer"
+        world.warming.after_reply(reply())
+        await until(lambda: not world.warming.busy)
+        assert world.engine.read == []
+
+
+async def test_of_more_than_can_be_remembered_the_oldest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(warming_module, "_MOST_WISHES", 3)
+    async with warming(slots=1) as world:
+        meter = world.begin()
+        for number in range(5):
+            world.warming.after_reply(reply(name=f"conv{' longer' * number}"))
+        await settled()
+        meter.end(complete=True)
+        world.engine.may_read.set()
+        world.warming.look()
+        await until(lambda: not world.warming.busy)
+        assert world.ended == {("m", "read"): 3}
+        forgotten = min(world.engine.read)
+        world.warming.after_reply(reply(name="conv longer"))
+        await until(lambda: not world.warming.busy)
+        assert world.engine.read[-1] < forgotten
