@@ -109,6 +109,8 @@ class Flights:
             self._drop(run_id, End.REFUND)
             theirs = None
         if theirs is None:
+            if held.end is End.REFUND:
+                return False  # it costs nothing, and may wait again by now
             self._queue.taken_elsewhere(demand)
             theirs = self._theirs[run_id] = _Theirs(replica_id)
             self.load[replica_id] += 1

@@ -260,14 +260,32 @@ class Replicas:
             moved += [held for line in self._lines for held in line.flights.grown()]
         if not (sign or moved):
             return
-        self._note_homes(moved)
-        news = News(replica=self._fleet.me, models=self._models(), leaving=self._leaving, whole=whole, held=moved)
-        await asyncio.gather(self._publish(news), self._settle())
+        await self._tell(moved, whole=whole)
 
     async def _say_posted(self) -> None:
-        """By itself: a run is not to wait until Redis has answered to what was said before."""
+        """By itself: a run is not to wait until Redis has answered to what was said before.
+
+        What was put back here waits again only for those who know that it is under way here no more, so that is said
+        with it, and not after it.
+        """
         posted, self._posted = self._posted, []
-        await self._publish(News(replica=self._fleet.me, models=self._models(), leaving=self._leaving, posted=posted))
+        await self._tell([held for line in self._lines for held in line.flights.moved()], posted=posted)
+
+    async def _tell(self, held: list[Held], *, posted: Sequence[Posted] = (), whole: bool = False) -> None:
+        """Publishing begins before anything else is awaited: in the order in which ``held`` is taken it is sent."""
+        self._note_homes(held)
+        news = News(
+            replica=self._fleet.me,
+            models=self._models(),
+            leaving=self._leaving,
+            whole=whole,
+            held=held,
+            posted=list(posted),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            if self._homes:
+                tasks.create_task(self._settle(), name="note where conversations are at home")
+            await self._publish(news)
 
     async def _publish(self, news: News) -> None:
         try:

@@ -41,6 +41,13 @@ def test_a_run_whose_end_is_all_that_was_heard_of_it_is_counted_whole(flights, q
     assert (queue.left(), flights.load["b"]) == ([], 0)
 
 
+def test_of_a_run_given_back_that_waits_here_nothing_is_changed_by_hearing_so_late(flights, queue):
+    queue.put(DEMAND)
+    assert not flights.hear("b", held(output_tokens=10, end=End.REFUND), DEMAND)
+    assert queue.ids() == {"r1"}
+    assert (queue.left(), flights.load["b"]) == ([], 0)
+
+
 def test_of_two_attempts_the_later_one_counts_and_the_end_of_the_other_changes_nothing(flights, queue):
     flights.hear("b", held(output_tokens=10), DEMAND)
     flights.hear("c", Held(run=RUN), DEMAND)
