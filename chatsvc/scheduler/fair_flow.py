@@ -69,11 +69,13 @@ class Flow:
     charged for and not delivered yet. Both are service divided by the user's weight.
     """
 
-    __slots__ = ("ahead", "entry", "flights", "noted", "received", "tier", "user_id", "waiting", "weight")
+    __slots__ = ("ahead", "background", "entry", "flights", "noted", "received", "tier", "user_id", "waiting", "weight")
 
-    def __init__(self, user_id: str, tier: TierName, weight: float) -> None:
-        self.user_id = user_id
-        self.tier = tier
+    def __init__(self, first: Demand, weight: float) -> None:
+        """The user of this run; all its runs are in the background, or none is."""
+        self.user_id = first.user_id
+        self.background = first.background
+        self.tier = first.tier
         self.weight = weight
         self.waiting: OrderedDict[str, Waiting] = OrderedDict()
         self.flights = 0
@@ -92,7 +94,7 @@ class Flow:
     @property
     def queued(self) -> ItemsView[str, Waiting]:
         """The runs that have a place in the queue, by id: all that wait, unless nobody waits for them."""
-        return _NONE_QUEUED if self.waiting and self.head.demand.background else self.waiting.items()
+        return _NONE_QUEUED if self.background else self.waiting.items()
 
     @property
     def key(self) -> float:
@@ -164,29 +166,33 @@ class FlowHeap:
 
 
 class FlowHeaps:
-    """A heap for each tier. Their firsts are compared by ``rank``."""
+    """A heap for each tier, and one for what each has in the background. Their firsts are compared by ``rank``."""
 
     def __init__(self, tiers: Iterable[TierName], rank: Callable[[Flow], float]) -> None:
-        self._heaps = {tier: FlowHeap() for tier in tiers}
+        self._heaps = {(tier, background): FlowHeap() for background in (False, True) for tier in tiers}
         self._rank = rank
         self._aside: list[tuple[FlowHeap, tuple[float, int, Flow]]] = []
 
     def push(self, flow: Flow) -> None:
         """Add a flow, or note that its key shrank."""
-        self._heaps[flow.tier].push(flow)
+        self._heaps[flow.tier, flow.background].push(flow)
 
     def discard(self, flow: Flow) -> None:
         """Remove a flow that is in its tier's heap."""
-        self._heaps[flow.tier].discard(flow)
+        self._heaps[flow.tier, flow.background].discard(flow)
 
-    def first(self) -> Flow | None:
-        """The flow that is next, over all tiers."""
-        firsts = [flow for heap in self._heaps.values() if len(heap) and (flow := heap.first()) is not None]
+    def first(self, *, background: bool | None = None) -> Flow | None:
+        """The flow that is next, over all tiers; ``background``: of those for which somebody, or nobody, waits."""
+        firsts = [
+            flow
+            for (_, is_background), heap in self._heaps.items()
+            if len(heap) and background in (None, is_background) and (flow := heap.first()) is not None
+        ]
         return firsts[0] if len(firsts) == 1 else min(firsts, key=self._rank, default=None)
 
     def set_aside(self, flow: Flow) -> None:
         """Look past the flow that ``first`` returned, until ``put_back``."""
-        heap = self._heaps[flow.tier]
+        heap = self._heaps[flow.tier, flow.background]
         self._aside.append((heap, heap.pop()))
 
     @property

@@ -63,8 +63,7 @@ class FairQueue:
         flow = self._flow(demand)
         is_first = not flow.waiting
         goes_first = is_first or demand.run_id < flow.head.demand.run_id
-        centre = min(self._prompt(demand), self._rules.quantum) / 2
-        flow.waiting[demand.run_id] = Waiting(demand, centre)
+        flow.waiting[demand.run_id] = Waiting(demand, min(self._prompt(demand), self._rules.quantum) / 2)
         self._line_of[demand.run_id] = flow
         self._warm += demand.cached_tokens > 0
         self._places.changed(1)
@@ -81,11 +80,14 @@ class FairQueue:
         if is_first or (goes_first and flow.entry):
             self._heaps.push(flow)
 
-    def take(self, sequences: int, kv_tokens: int | None = None, may: May | None = None) -> list[Demand]:
+    def take(
+        self, sequences: int, kv_tokens: int | None = None, may: May | None = None, *, replies_first: bool = False
+    ) -> list[Demand]:
         """Remove and return the runs to start now, the next first.
 
         At most ``sequences``, and they fit into ``kv_tokens`` (None: no limit). Each is under way until ``end`` or
-        ``refund``. Those that ``may`` not start here are left to other engines, within the rules' ``reach``.
+        ``refund``. Those that ``may`` not start here are left to other engines, and with
+        ``replies_first`` none in the background goes before a reply, within the rules' ``reach``.
         """
         free = math.inf if kv_tokens is None else float(kv_tokens)
         if free > self._roof or not self._here:
@@ -93,7 +95,7 @@ class FairQueue:
             for flow in [flow for flow in self._parked.values() if flow.head.demand.kv_tokens <= free]:
                 self._unpark(flow)
         taken: list[Demand] = []
-        while len(taken) < sequences and (chosen := self._choose(free, may)) is not None:
+        while len(taken) < sequences and (chosen := self._choose(free, may, replies_first)) is not None:
             demand = chosen.head.demand
             self._dispatch(chosen, demand, here=True)
             free -= demand.kv_tokens
@@ -178,26 +180,32 @@ class FairQueue:
 
     # The order ----------------------------------------------------------------------------------------------------
 
-    def _choose(self, free: float, may: May | None) -> Flow | None:
+    def _choose(self, free: float, may: May | None, replies_first: bool) -> Flow | None:
         """The user whose next run is to start, if there is one that may and fits."""
         if (kept := self._kept()) is not None and kept.head.demand.kv_tokens <= free:
             return kept
         if self._room.closed:
             return None
-        if not (fitting := self._fitting(free, may)):
+        if not (fitting := self._fitting(free, may, replies_first)):
             return None
         best = max(fitting, key=lambda flow: flow.head.demand.cached_tokens)
         for flow in fitting[: fitting.index(best)]:
             flow.head.bypassed += 1
         return best
 
-    def _fitting(self, free: float, may: May | None) -> list[Flow]:
+    def _fitting(self, free: float, may: May | None, replies_first: bool) -> list[Flow]:
         """The users among whom the warmest prefix decides, the next first."""
         fitting: list[Flow] = []
         others: list[Flow] = []
         behind, farthest = False, math.inf
-        while self._looks_on(len(fitting), len(others)) and (flow := self._heaps.first()) is not None:
+        # However many of the background wait, the first of them says whether it is the turn of any.
+        background = self._heaps.first(background=True) if replies_first else None
+        offered = False if replies_first else None
+        while self._looks_on(len(fitting), len(others)) and (flow := self._heaps.first(background=offered)) is not None:
             if self._tag(flow) > farthest or (fitting and self._is_apart(flow, fitting[0], self._rules.quantum)):
+                break
+            if not fitting and background is not None and self._is_apart(flow, background, self._rules.reach):
+                behind, replies_first = True, False
                 break
             if behind := not fitting and self._is_left_behind(others, flow):
                 break
@@ -216,7 +224,7 @@ class FairQueue:
                 if not self._warm or flow.head.bypassed >= self._rules.most_bypasses:
                     break
         self._heaps.put_back()
-        return self._fitting(free, None) if behind else fitting
+        return self._fitting(free, None, replies_first) if behind else fitting
 
     def _looks_on(self, fitting: int, others: int) -> bool:
         return fitting < self._rules.candidates and self._heaps.aside - fitting - others < self._rules.most_others
@@ -272,7 +280,7 @@ class FairQueue:
     def _flow(self, demand: Demand) -> Flow:
         """The user's account, in the tier it has now."""
         if (flow := self._flows.get(demand.user_id)) is None:
-            flow = self._flows[demand.user_id] = Flow(demand.user_id, demand.tier, self._weights[demand.tier])
+            flow = self._flows[demand.user_id] = Flow(demand, self._weights[demand.tier])
         self._places.about_to_change(flow)
         if not flow.has_work:
             self._time.work(flow.tier, 1)

@@ -236,8 +236,7 @@ class Line:
         capacity = self._engine.limits.kv_tokens
         free = None if capacity is None else capacity - sum(self._room.values())
         shared = self._neighbours.others(self.model)
-        lets_pass = len(self._waiting) > self._replies_at.total() > 0
-        taken = self.queue.take(sequences, free, self._may if shared or lets_pass else None)
+        taken = self.queue.take(sequences, free, self._may if shared else None, replies_first=self.held_up > 0)
         for demand in taken:
             self._begin(demand, shared=shared)
         if self.held_up:
@@ -288,13 +287,8 @@ class Line:
         return self.flights.own[run_id].run.kind is RunKind.REPLY
 
     def _may(self, demand: Demand) -> bool:
-        """Whether a run may start here: it is at home here, its home is gone, or it has waited there long enough.
-
-        One in the background only while no reply waits.
-        """
+        """Whether a run may start here: it is at home here, its home is gone, or it has waited there long enough."""
         waits = self._waiting[demand.run_id]
-        if waits.run.kind is not RunKind.REPLY and self.held_up:
-            return False
         if not self._neighbours.serves(waits.home, self.model) or waits.home == self._neighbours.me:
             return True
         return may_take(

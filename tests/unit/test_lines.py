@@ -205,9 +205,12 @@ def test_what_nobody_waits_for_lets_replies_go_first_whoever_came_first():
     assert not line.line("m").began_by_turn("run002")
 
 
-def test_it_lets_so_much_pass_and_then_it_is_its_turn():
+@pytest.mark.parametrize("others", [0, 200])
+def test_it_lets_so_much_pass_and_then_it_is_its_turn(others):
     line = lines(m=Engine(slots=1, window=100_000))
     line.put(fold(0, user="zoe"))
+    for number in range(others):
+        line.put(fold(500 + number, user=f"user{number}"))
     replies = 0
     while "run000" in line.ids():
         line.put(run(replies + 1, prompt_tokens=1000, max_tokens=100))
@@ -223,6 +226,22 @@ def test_it_lets_so_much_pass_and_then_it_is_its_turn():
     assert line.line("m").began_by_turn("run000")
     line.meter("m", "run000").end(complete=True)
     assert not line.line("m").began_by_turn("run000")
+
+
+def test_however_many_wait_for_whom_nobody_waits_replies_go_first():
+    line = lines(m=Engine(slots=1))
+    line.put(run(1, user="bob"))
+    line.take()
+    for number in range(2, 202):
+        line.put(fold(number, user=f"user{number}"))
+    line.meter("m", "run001").started(100, 0)
+    line.meter("m", "run001").delivered(800)
+    line.meter("m", "run001").end(complete=True)
+    line.put(run(900, user="bob"))  # behind all of them, by less than they have to let pass
+    assert line.take() == [("m", "run900")]
+    line.meter("m", "run900").end(complete=True)
+    [(_, taken)] = line.take()
+    assert not line.line("m").began_by_turn(taken)
 
 
 def test_replies_that_wait_for_another_replica_hold_up_nothing_here():
