@@ -15,6 +15,18 @@ from chatsvc.store.runs import Runs
 
 WRITTEN = "SELECT pg_current_wal_insert_lsn()"
 IS_ON_DISK = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
+# Deferred: it runs as the last thing before the commit, and sees what that goes by.
+NOTE_COMMITS = """
+    CREATE TABLE commits (run_id text PRIMARY KEY, waits text NOT NULL);
+    CREATE FUNCTION note_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO commits VALUES (NEW.id, current_setting('synchronous_commit'));
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER note_commit AFTER INSERT ON runs DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION note_commit();
+"""
+HOW_COMMITTED = "SELECT waits FROM commits WHERE run_id = %s"
 
 
 @pytest.fixture
@@ -62,6 +74,17 @@ async def test_a_hurried_run_is_seen_and_claimed_like_any_other(store, world):
     assert (claimed.status, claimed.attempt) == (RunStatus.STREAMING, 1)
     again = await store.runs.regenerate(regeneration(submitted.run.user_message_id, hurried=True))
     assert (again.created, again.may_be_lost) == (True, True)
+
+
+@pytest.mark.parametrize(("hurried", "waits"), [(True, "off"), (False, "on")])
+async def test_the_commit_of_a_hurried_run_waits_for_no_disk_and_that_of_another_does(database, watch, hurried, waits):
+    await watch.execute(NOTE_COMMITS)
+    conversation = await Conversations(database).create(ALICE, NewConversation(id=ids.new_conversation_id()))
+    runs = Runs(database, ServiceCost())
+    submitted = (await runs.submit(submission(conversation, hurried=hurried))).run
+    regenerated = (await runs.regenerate(regeneration(submitted.user_message_id, hurried=hurried))).run
+    assert await one(watch, HOW_COMMITTED, submitted.id) == waits
+    assert await one(watch, HOW_COMMITTED, regenerated.id) == waits
 
 
 async def test_what_is_kept_is_on_the_disk_and_what_follows_waits_for_it_as_ever(database, watch):
