@@ -129,8 +129,9 @@ class Ladder:
         self._first_recover_s: Final = config.recover_s
         self._recover_s = config.recover_s
         self._targets: Final = dict(targets)
-        self._waited_then: int | None = None
-        """How many waited when the last step was taken, if that was upwards, or an interval ago."""
+        self._waited_then: dict[TierName, int] | None = None
+        """How many waited of each tier when the last step was taken, if that was upwards, or an interval ago."""
+        self._counted_at = 0.0
         self._over_since: float | None = None
         self._calm_since: float | None = None
         self._needed_at: float | None = None
@@ -156,9 +157,11 @@ class Ladder:
         if load_below > FITS:
             self._needed_at = now
         if over is not None and self._over_since is not None and now - self._over_since >= self._patience(over):
-            self._raise_unless_fewer(now, sum(waiting.get(tier, 0) for tier in STEPS[self.step].called_by))
+            self._raise_unless_fewer(now, waiting)
         elif self._calm_since is not None and self._is_over(now, self._calm_since):
             self._lower(now)
+        elif over is None and self._waited_then is not None and now - self._counted_at >= self._interval_s:
+            self._count(now, waiting)
         return self.step
 
     def _over(self, delays: Mapping[TierName, float]) -> float | None:
@@ -187,9 +190,15 @@ class Ladder:
             return self._interval_s
         return max(self._interval_s, min(delay_s, MOST_INTERVALS * self._interval_s))
 
-    def _raise_unless_fewer(self, now: float, waiting: int) -> None:
-        if self._waited_then is not None and waiting <= FEWER * self._waited_then:
-            self._waited_then = waiting
+    def _count(self, now: float, waiting: Mapping[TierName, int]) -> None:
+        self._waited_then, self._counted_at = dict(waiting), now
+
+    def _raise_unless_fewer(self, now: float, waiting: Mapping[TierName, int]) -> None:
+        # Those who may call for this step, then and now; the last one may have been called for by others.
+        called_by = STEPS[self.step].called_by
+        before = None if self._waited_then is None else sum(self._waited_then.get(tier, 0) for tier in called_by)
+        self._count(now, waiting)
+        if before is not None and sum(waiting.get(tier, 0) for tier in called_by) <= FEWER * before:
             self._over_since = now
             return
         # Soon after it was given back: giving it back was too early.
@@ -198,7 +207,6 @@ class Ladder:
         else:
             self._recover_s = self._first_recover_s
         self._lowered_at = None
-        self._waited_then = waiting
         self._change(self.step + 1)
 
     def _lower(self, now: float) -> None:

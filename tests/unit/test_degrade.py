@@ -114,6 +114,27 @@ def test_only_those_who_may_call_for_a_step_are_counted_for_it():
     assert ladder.step == TOP
 
 
+def test_while_as_many_wait_as_before_the_steps_of_those_who_pay_lose_no_interval_either():
+    ladder = Ladder(CONFIG, TARGETS)
+    delays = {FREE: 60.0, PLUS: 30.0, PRO: 15.0}
+    taken = climbs(run(ladder, delays, 400, waiting=lambda _: {FREE: 100, PLUS: 20, PRO: 5}))
+    # How many free users wait was no part of it.
+    assert taken[7] - taken[6] == 11
+    assert taken[8] - taken[7] == 16  # shorter replies show when those begin that came after it
+
+
+def test_as_many_as_wait_is_compared_with_an_interval_ago_and_not_with_when_the_last_step_was_taken():
+    ladder = Ladder(CONFIG, TARGETS)
+    run(ladder, {FREE: 60.0, PLUS: 30.0}, 15, waiting=lambda _: {FREE: 100, PLUS: 50})
+    assert ladder.step == 1
+    between = {FREE: 7.0}
+    run(ladder, between, 500, start=16, waiting=lambda _: {FREE: 10})
+    assert ladder.step == 1
+    # Far fewer than there were once, and ever more.
+    taken = climbs(run(ladder, {FREE: 11.0}, 15, start=517, waiting=lambda s: {FREE: 10 + s}))
+    assert taken[2] == 10
+
+
 def test_a_step_is_not_given_back_while_what_it_keeps_away_would_not_fit():
     ladder = Ladder(CONFIG, TARGETS)
     run(ladder, {FREE: 11.0}, 25)
