@@ -58,7 +58,7 @@ class Spared:
     def __init__(self, window_s: float) -> None:
         """``window_s``: over how many seconds it is looked back."""
         self._window_s: Final = window_s
-        self._since = 0.0
+        self._since: float | None = None
         self._taken: deque[tuple[float, Need, Need]] = deque()
         self._seen: deque[tuple[float, Fullness]] = deque()
         self._each: _Rate | None = None
@@ -72,6 +72,7 @@ class Spared:
 
     def take_in(self, now: float, here: Need, below: Need) -> None:
         """A run was taken in that asks so much of this model, and would have asked ``below`` a step lower."""
+        self._begin(now)
         self._taken.append((now, here, below))
 
     def look(self, now: float, full: Fullness, *, in_time: bool) -> float:
@@ -79,11 +80,12 @@ class Spared:
 
         ``in_time``: nobody waits too long, so what is taken in is what is served.
         """
+        since = self._begin(now)
         self._seen.append((now, full))
         for line in (self._taken, self._seen):
             while line and line[0][0] <= now - self._window_s:
                 line.popleft()
-        seconds = min(now - self._since, self._window_s)
+        seconds = min(now - since, self._window_s)
         if seconds < min(LEAST_S, self._window_s):
             return 0.0
         if in_time and sum(here.runs for _, here, _ in self._taken) >= LEAST_RUNS:
@@ -93,6 +95,12 @@ class Spared:
         runs = sum(below.runs for _, _, below in self._taken) / seconds
         tokens = sum(below.tokens for _, _, below in self._taken) / seconds
         return max(self._each.runs * runs, self._each.tokens * tokens) / full.places
+
+    def _begin(self, now: float) -> float:
+        """Since when it is counted: since the first that is heard, for a clock does not begin at 0."""
+        if self._since is None:
+            self._since = now
+        return self._since
 
     def _learn(self, seconds: float) -> _Rate:
         runs = sum(here.runs for _, here, _ in self._taken) / seconds

@@ -11,9 +11,9 @@ RUN = Need(1, 1000)
 class World:
     """One model, seen every second."""
 
-    def __init__(self):
+    def __init__(self, start=0.0):
         self.spared = Spared(60.0)
-        self.now = 0.0
+        self.now = start
 
     def seconds(self, count, full, taken=(), *, in_time=True):
         """What is expected after so many seconds in each of which these were taken in."""
@@ -36,6 +36,14 @@ def test_what_is_kept_away_would_take_as_much_as_what_is_not():
     # Two of three are moved to another model.
     taken = [(RUN, RUN), (NOTHING, RUN), (NOTHING, RUN)]
     assert World().seconds(120, Fullness(10, 0.6, 0.1), taken) == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize("start", [0.0, 5000.0])
+def test_what_was_learnt_in_the_first_seconds_is_right_whatever_the_clock_began_at(start):
+    world = World(start)
+    world.seconds(12, Fullness(10, 0.5), [(RUN, RUN)])
+    world.step()
+    assert world.seconds(120, Fullness(10, 0.0), [(NOTHING, RUN)]) == pytest.approx(0.5, rel=0.02)
 
 
 def test_what_is_shorter_takes_less_of_the_cache_and_as_many_places():
