@@ -151,12 +151,13 @@ class FoldRunner:
             prompt = await _fitting(engine, previous, said, cap, refused)
             draft = await self._draft(active, work, prompt, cap, number)
             try:
-                work.text = accept(draft, source_tokens=source_tokens, cap_tokens=cap)
+                text = accept(draft, source_tokens=source_tokens, cap_tokens=cap)
             except SummaryRefused as error:
                 refused = str(error)
                 _log.info("summary refused", reason=refused, tokens=draft.tokens, finish_reason=draft.finish_reason)
             else:
-                work.tokens = len(await engine.encode(work.text))
+                tokens = len(await engine.encode(text))
+                work.text, work.tokens = text, tokens  # both or, when it is interrupted before, neither
                 return
         raise _Refused(f"No summary: {refused}.")
 
