@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from chatsvc.clock import Clock
@@ -215,14 +215,17 @@ class Line:
         """Bring up to date what ``standing`` tells when many wait, in small steps."""
         return self.queue.survey()
 
-    def standing(self, run_id: str) -> tuple[Standing, float | None] | None:
-        """Where a run stands among all that wait, and in how many seconds it will start; None when it does not wait."""
+    def standing(self, run_id: str, left: Sequence[float]) -> tuple[Standing, float | None] | None:
+        """Where a run stands among all that wait, and in how many seconds it will start; None when it does not wait.
+
+        ``left``: what ``queue.left()`` said, which is the same for all that are looked at in one go.
+        """
         standing = self.queue.position(run_id)
         if standing is None:
             return None
         elsewhere = self._neighbours.speed(self.model)
         wait_s = self.pace.wait_s(
-            standing.position, standing.service_ahead, self.queue.left(), elsewhere=elsewhere, here=self.slots > 0
+            standing.position, standing.service_ahead, left, elsewhere=elsewhere, here=self.slots > 0
         )
         return standing, wait_s
 

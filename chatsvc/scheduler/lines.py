@@ -6,7 +6,7 @@ KV cache for its prompt and all that it may write. So the order is decided here,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from chatsvc.clock import Clock
@@ -163,10 +163,20 @@ class Lines:
         for line in self._lines.values():
             yield from line.survey()
 
-    def standing(self, model: str, run_id: str) -> tuple[Standing, float | None] | None:
-        """Where a run stands and in how many seconds it will start; None when it does not wait here."""
+    def left(self, model: str) -> list[float]:
+        """Service that each run under way of this model is likely to come to yet, least first: for ``standing``."""
         line = self._lines.get(model)
-        return None if line is None else line.standing(run_id)
+        return [] if line is None else line.queue.left()
+
+    def standing(
+        self, model: str, run_id: str, left: Sequence[float] | None = None
+    ) -> tuple[Standing, float | None] | None:
+        """Where a run stands and in how many seconds it will start; None when it does not wait here.
+
+        Who asks for many gives what is ``left`` of those under way: it takes longer to find than all else.
+        """
+        line = self._lines.get(model)
+        return None if line is None else line.standing(run_id, self.left(model) if left is None else left)
 
     def hear(self, replica_id: str, held: Iterable[Held]) -> None:
         """Another replica tells of runs that it has."""

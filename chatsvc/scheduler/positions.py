@@ -86,9 +86,10 @@ class Positions:
         async with self._surveying:
             for _ in self._lines.survey():
                 await asyncio.sleep(0)
+        left = {model: self._lines.left(model) for model in {run.model for run in queued}}
         standings = {}
         for number, run in enumerate(queued, start=1):
-            standings[run.id] = self._lines.standing(run.model, run.id)
+            standings[run.id] = self._lines.standing(run.model, run.id, left[run.model])
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands may be watched: replies go on meanwhile
         by_age = {} if all(standings.values()) else await self._store.runs.positions()

@@ -82,3 +82,13 @@ async def test_the_place_of_one_among_thousands_is_found_a_few_of_them_at_a_time
     )
     assert [queued.position for told in (first, second) for queued in told.values()] == [9, 10]
     assert turns < MANY / 512
+
+
+async def test_what_is_left_of_those_under_way_is_found_once_for_all_who_ask(monkeypatch):
+    runs = [run(number) for number in range(MANY)]
+    lines = line_of(runs)
+    queue, looks = lines.line("m").queue, []
+    monkeypatch.setattr(queue, "left", lambda: looks.append(1) or [100.0])
+    told = await Positions(Store(runs), lines).of(runs)
+    assert len(told) == MANY
+    assert len(looks) == 1
