@@ -9,6 +9,8 @@ in every turn, so an ordinary message, which goes on from what was said just now
     need       share - ``LATELY`` x lately + closeness; at least ``NEEDED``, or nothing is recalled
 
 What is needed badly is recalled as far as it fits, what is hardly needed only in its best passages (``Need.enough``).
+Where there is little room, in a small window, old turns crowd out newer ones and are most of what a turn has to
+compute: they have to be needed more (``SCARCE``).
 
 A word's weight is that of the ranking: a word that is rare in the old part weighs much, one that is everywhere next to
 nothing. A message whose words are all common, or that brings many words of its own, has a small share in any single
@@ -21,9 +23,9 @@ tell, and is no reason; and who asks once more what was asked a moment ago has n
 lately, so that turn does not count (``lately``).
 
 Laws (tests/unit/test_context_need.py): share, lately and closeness lie in 0 … 1; more that was said lately never makes
-anything old more needed, nor does a greater ``NEEDED``; a message of one word that a single old passage has, beside
-others, and nothing said lately, always needs it; by words alone nothing is needed by a message whose words no passage
-has.
+anything old more needed, nor does a greater ``NEEDED`` or less room; a message of one word that a single old passage
+has, beside others, and nothing said lately, always needs it; by words alone nothing is needed by a message whose words
+no passage has.
 
 What the constants bring is measured by bench/recall_floor.py, see docs/benchmarks.md.
 """
@@ -51,6 +53,11 @@ ENOUGH_AT_LEAST: Final = 0.8
 """The same for a message that just needs something."""
 PLAINLY: Final = 0.2
 """A need that is so much beyond the least is no doubtful one."""
+ROOM: Final = 1000
+"""Tokens in which nothing is scarce."""
+SCARCE: Final = 0.2
+SCARCE_BY_WORDS: Final = 0.1
+"""So much more has to be needed where there is next to no room; where there is half of it, half as much more."""
 LATELY: Final = 0.7
 """Not all of it: a question about something old may well use a word of the last subject."""
 LATELY_CHARS: Final = 1600
@@ -70,6 +77,8 @@ class Need(msgspec.Struct, frozen=True):
     share: float
     lately: float
     closeness: float | None
+    room: int = ROOM
+    """Tokens for what is recalled."""
 
     @property
     def met(self) -> bool:
@@ -85,7 +94,10 @@ class Need(msgspec.Struct, frozen=True):
     @property
     def _beyond(self) -> float:
         words = self.share - LATELY * self.lately
-        return words - NEEDED_BY_WORDS if self.closeness is None else words + self.closeness - NEEDED
+        lacking = 1 - min(1.0, self.room / ROOM)
+        if self.closeness is None:
+            return words - NEEDED_BY_WORDS - SCARCE_BY_WORDS * lacking
+        return words + self.closeness - NEEDED - SCARCE * lacking
 
 
 def need(

@@ -141,7 +141,12 @@ class Recall:
             return False, ()
         vector = await _in_time(embedding)
         passages = sum(chunk.passages for chunk in chunks)
-        rank = partial(_rank, chunks, question, lately, vector, self._most * _CANDIDATES, unrelated=unrelated)
+        rank = partial(
+            _rank,
+            *(chunks, question, lately, vector, self._most * _CANDIDATES),
+            room=budget_tokens,
+            unrelated=unrelated,
+        )
         ranked = await asyncio.to_thread(rank) if passages > _OFFLOAD else rank()
         stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked]) if ranked else ()
         scored = [Scored(passage, *ranked[passage.place - 1][1:]) for passage in stored]
@@ -271,14 +276,16 @@ def _rank(
     vector: Floats | None,
     count: int,
     *,
+    room: int,
     unrelated: float | None,
 ) -> list[tuple[tuple[int, int], int, float]]:
     """The best passages: (chunk, position in it), position in the branch, score. None where nothing old is needed."""
     ranked = scores_of(chunks, question, vector, lately=lately, unrelated=unrelated)
-    if not ranked.need.met:
+    needed = msgspec.structs.replace(ranked.need, room=room)
+    if not needed.met:
         return []
     places: list[tuple[tuple[int, int], int, float]] = []
-    for position in best(ranked.scores, count, enough=ranked.need.enough):
+    for position in best(ranked.scores, count, enough=needed.enough):
         number = int(np.searchsorted(ranked.starts, position, side="right")) - 1
         place = chunks[number].id, position - ranked.starts[number]
         places.append((place, position, float(ranked.scores[position])))

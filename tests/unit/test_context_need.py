@@ -85,6 +85,18 @@ def test_a_higher_bar_never_recalls_more(share, said, close, one, other):
     assert 0 < low_enough <= high_enough < 1
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.none() | st.floats(0, 1), st.integers(0, 2000), st.integers(0, 2000))
+def test_less_room_never_recalls_more(share, said, close, one, other):
+    least, most = (Need(share, said, close, room) for room in sorted((one, other)))
+    assert most.met or not least.met
+    assert most.enough <= least.enough
+
+
+def test_in_half_the_room_more_has_to_be_needed_and_beyond_the_usual_room_no_less():
+    assert [Need(0.3, 0, 0.3, room).met for room in (4000, 1000, 800, 500)] == [True, True, True, False]
+    assert [Need(0.1, 0, None, room).met for room in (4000, 1000, 900, 500)] == [True, True, True, False]
+
+
 def test_what_is_plainly_needed_is_recalled_further_from_the_best_than_what_hardly_is():
     assert [round(Need(share, 0, 0.3).enough, 3) for share in (0.25, 0.35, 0.45, 1)] == [0.8, 0.65, 0.5, 0.5]
     assert [round(Need(share, 0, None).enough, 3) for share in (0.08, 0.18, 1)] == [0.8, 0.55, 0.3]
