@@ -177,6 +177,11 @@ class FlowHeaps:
         """Add a flow, or note that its key shrank."""
         self._heaps[flow.tier, flow.background].push(flow)
 
+    def note_decrease(self, flow: Flow) -> None:
+        """The key of a flow shrank; it may be in no heap."""
+        if flow.entry:
+            self.push(flow)
+
     def discard(self, flow: Flow) -> None:
         """Remove a flow that is in its tier's heap."""
         self._heaps[flow.tier, flow.background].discard(flow)

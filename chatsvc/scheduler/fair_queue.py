@@ -112,7 +112,7 @@ class FairQueue:
         """Forget a waiting run. Unknown ids are fine; one under way stays."""
         if (flow := self._line_of.get(run_id)) is not None:
             self._leave(flow, run_id)
-            self._note_decrease(flow)
+            self._heaps.note_decrease(flow)
             self._note_idle(flow)
 
     def started(self, run_id: str, prompt_tokens: int, cached_tokens: int) -> None:
@@ -182,11 +182,9 @@ class FairQueue:
 
     def _choose(self, free: float, may: May | None, replies_first: bool) -> Flow | None:
         """The user whose next run is to start, if there is one that may and fits."""
-        if (kept := self._kept()) is not None and kept.head.demand.kv_tokens <= free:
+        if (kept := self._kept(replies_first)) is not None and kept.head.demand.kv_tokens <= free:
             return kept
-        if self._room.closed:
-            return None
-        if not (fitting := self._fitting(free, may, replies_first)):
+        if self._room.closed or not (fitting := self._fitting(free, may, replies_first)):
             return None
         best = max(fitting, key=lambda flow: flow.head.demand.cached_tokens)
         for flow in fitting[: fitting.index(best)]:
@@ -195,8 +193,7 @@ class FairQueue:
 
     def _fitting(self, free: float, may: May | None, replies_first: bool) -> list[Flow]:
         """The users among whom the warmest prefix decides, the next first."""
-        fitting: list[Flow] = []
-        others: list[Flow] = []
+        fitting, others = list[Flow](), list[Flow]()
         behind, farthest = False, math.inf
         # However many of the background wait, the first of them says whether it is the turn of any.
         background = self._heaps.first(background=True) if replies_first else None
@@ -243,15 +240,22 @@ class FairQueue:
         rules = self._rules
         return bool(others) and (len(others) >= rules.most_others or self._is_apart(flow, others[0], rules.reach))
 
-    def _kept(self) -> Flow | None:
+    def _kept(self, replies_first: bool) -> Flow | None:
         """The user for whose next run room is kept."""
-        if self._room.run_id is None:
-            return None
-        flow = self._line_of.get(self._room.run_id)
-        if flow is None or flow.head.demand.run_id != self._room.run_id or flow.head.demand.kv_tokens > self._roof:
-            self._room.run_id = None
-            return None
+        flow = self._line_of.get(self._room.run_id or "")
+        if (
+            flow is None
+            or flow.head.demand.run_id != self._room.run_id
+            or flow.head.demand.kv_tokens > self._roof
+            or (replies_first and flow.background and not self._has_turn(flow))
+        ):
+            flow = self._room.run_id = None
         return flow
+
+    def _has_turn(self, background: Flow) -> bool:
+        """Whether one in the background has let as many replies go first as it has to."""
+        first = self._heaps.first(background=False)
+        return first is not None and self._is_apart(first, background, self._rules.reach)
 
     def _least(self) -> float | None:
         first = self._heaps.first()
@@ -350,7 +354,7 @@ class FairQueue:
         self._receive(flight, service)
         self._charge_ahead(flight)
         if flight.flow.counter < before:
-            self._note_decrease(flight.flow)
+            self._heaps.note_decrease(flight.flow)
         self._time.advance(service, self._least())
         self._forget_settled()
 
@@ -362,12 +366,8 @@ class FairQueue:
         flow.flights -= 1
         if not flow.flights:
             flow.ahead = 0.0
-        self._note_decrease(flow)
+        self._heaps.note_decrease(flow)
         self._note_idle(flow)
-
-    def _note_decrease(self, flow: Flow) -> None:
-        if flow.entry:
-            self._heaps.push(flow)
 
     def _leave(self, flow: Flow, run_id: str) -> None:
         """Take a run out of its user's line."""

@@ -244,6 +244,19 @@ def test_however_many_wait_for_whom_nobody_waits_replies_go_first():
     assert not line.line("m").began_by_turn(taken)
 
 
+def test_room_that_is_kept_for_what_nobody_waits_for_is_given_to_a_reply():
+    line = lines(m=Engine(slots=9, window=1000, kv_tokens=1000))
+    line.put(run(1, prompt_tokens=100, max_tokens=500))
+    assert line.take() == [("m", "run001")]
+    line.put(fold(2, user="zoe", prompt_tokens=500, max_tokens=200))
+    assert line.take() == []  # it is next, and room is kept for it
+    line.put(run(3, user="bob", prompt_tokens=300, max_tokens=300))
+    line.meter("m", "run001").end(complete=True)
+    assert line.take() == [("m", "run003")]
+    line.meter("m", "run003").end(complete=True)
+    assert line.take() == [("m", "run002")]
+
+
 def test_replies_that_wait_for_another_replica_hold_up_nothing_here():
     class Other:
         me = "a"
