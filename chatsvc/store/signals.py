@@ -80,4 +80,5 @@ def _deliver(payload: str, handler: Callable[[Signal], None]) -> None:
     except msgspec.DecodeError:
         # Somebody else's words on our channel; nothing rests on a signal.
         return
-    handler(signal)
+    if signal.response_id or signal.conversation_id:
+        handler(signal)  # else it is about nothing, and not ours
