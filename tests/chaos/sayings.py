@@ -65,4 +65,4 @@ def _branch(messages: dict[str, dict[str, object]], leaf: str) -> tuple[Message,
 
 
 def _message(row: dict[str, object]) -> Message:
-    return msgspec.convert({name: row[name] for name in Message.__struct_fields__}, Message)
+    return msgspec.convert({name: row[name] for name in Message.__struct_fields__ if name in row}, Message)
