@@ -95,6 +95,8 @@ def test_less_room_never_recalls_more(share, said, close, one, other):
 def test_in_half_the_room_more_has_to_be_needed_and_beyond_the_usual_room_no_less():
     assert [Need(0.3, 0, 0.3, room).met for room in (4000, 1000, 800, 500)] == [True, True, True, False]
     assert [Need(0.1, 0, None, room).met for room in (4000, 1000, 900, 500)] == [True, True, True, False]
+    assert not Need(0.2, 0, 0.3, 4000).met
+    assert not Need(0.05, 0, None, 4000).met
 
 
 def test_what_is_plainly_needed_is_recalled_further_from_the_best_than_what_hardly_is():
