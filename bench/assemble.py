@@ -32,7 +32,8 @@ from chatsvc.embedded import embedded_postgres
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.prompt import ChatMessage, Prompt
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import Store, migrate, open_store
 
 WINDOWS: Final = (8192, 32_768, 131_072)

@@ -21,7 +21,8 @@ from chatsvc.inference.scripted_text import encode
 from chatsvc.prompt import ChatMessage, Prompt
 from chatsvc.run import RunStatus
 from chatsvc.scheduler.folds import Folds
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import NewFold
 
 MODEL: Final = "scripted"

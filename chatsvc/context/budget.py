@@ -7,7 +7,7 @@
     summary    at most a quarter of the history that there is beside a usual reply, and half of what there is
     pinned     at most a quarter of the history
     recalled   at most an eighth, and no more than is configured
-    question   whatever it needs: what is larger than all of the history is refused
+    question   whatever it needs, and a sixteenth is kept for it: what is larger than all of the history is refused
     verbatim   the rest
 
 What does not fit verbatim is left out from its old end, in whole turns and in large steps: the places of the steps
@@ -32,6 +32,11 @@ PART_SHARE: Final = 4
 """Neither the summary nor what is pinned takes more than this fraction of the history."""
 RECALL_SHARE: Final = 8
 """Recalled turns are computed anew in every turn: in a small window they would crowd out what is not."""
+QUESTION_SHARE: Final = 16
+"""Of the history: room that is kept for a question, however short it is. So what is left out for most questions is
+known before they are asked, and can be read ahead."""
+QUESTION_TOKENS: Final = 512
+"""No more than this is kept for it: some two pages of a letter."""
 STEP_SHARE: Final = 3
 """Of the window: turns that are left out, or folded, in one step take no more."""
 SYSTEM_SHARE: Final = 2
@@ -52,6 +57,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     summary: int
     pinned: int
     recalled: int
+    question: int
+    """Kept for the question where it needs less."""
     step: int
     """Verbatim turns are left out in steps of so many tokens."""
 
@@ -93,6 +100,7 @@ def split(
         summary=min(usual // PART_SHARE, usable // 2),
         pinned=usable // PART_SHARE,
         recalled=min(recall_tokens, usable // RECALL_SHARE),
+        question=min(QUESTION_TOKENS, usable // QUESTION_SHARE),
         step=max(1, min(step_tokens, window // STEP_SHARE, usual // 2)),
     )
 

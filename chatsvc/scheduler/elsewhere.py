@@ -14,7 +14,7 @@ from chatsvc.context.budget import reply_reserve
 from chatsvc.context.material import Material
 from chatsvc.conversation import Branch, BranchView, Role
 from chatsvc.scheduler.news import Window
-from chatsvc.scheduler.prompts import Wanted
+from chatsvc.scheduler.wanted import Wanted
 
 _MEMORY_SHARE: Final = 8
 """Memory takes no more than this fraction of a window."""

@@ -9,7 +9,8 @@ import msgspec
 from chatsvc.conversation import Branch, Role
 from chatsvc.inference.base import Engine
 from chatsvc.prompt import ChatMessage, Prompt
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.wanted import Wanted
 
 _QUESTIONS: Final = ("1", "\n")
 """Stand for the next question: what prompts that ask them have in common does not hang on what is asked."""

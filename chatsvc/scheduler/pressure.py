@@ -26,9 +26,9 @@ from chatsvc.errors import NothingLeft, QueueFull, TooLate
 from chatsvc.limits import Tier, TierName
 from chatsvc.run import RunKind, WaitingRun
 from chatsvc.scheduler.degrade import Ladder, SmallModel, measures
-from chatsvc.scheduler.prompts import Wanted
 from chatsvc.scheduler.queue_delay import RATE_WINDOW_S, QueueDelays
 from chatsvc.scheduler.spared import Fullness, Need, Spared
+from chatsvc.scheduler.wanted import Wanted
 
 _log = structlog.get_logger(__name__)
 

@@ -19,16 +19,19 @@ from chatsvc.context.budget import Budget, check_question, check_system, clipped
 from chatsvc.context.material import Assembled, Material, Recalled
 from chatsvc.context.need import lately
 from chatsvc.context.turns import turns
-from chatsvc.conversation import Branch, BranchView, Conversation, Message, Role, Summary
+from chatsvc.conversation import Branch, Conversation, Message, Role, Summary
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.base import Engine
 from chatsvc.prompt import ChatMessage, ContextReport, Prompt, PromptParts, RecalledTurn, SummaryUsed
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
 from chatsvc.scheduler.remembered import fitting
 from chatsvc.scheduler.sizes import Sizes
+from chatsvc.scheduler.wanted import Wanted, material, question_apart
 
 _NEAR: Final = 1.3
 """A guess that is further than this from fitting is believed without rendering it."""
+_READ_AGAIN: Final = 8
+"""A reply's text need not be read in as many tokens as it was written in."""
 _PROBE: Final = (
     ChatMessage(Role.USER, "x"),
     ChatMessage(Role.ASSISTANT, "x"),
@@ -55,32 +58,14 @@ class Recall(Protocol):
         ...
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be answered, and how."""
-
-    model: str
-    conversation: Conversation
-    view: BranchView
-    leaf_id: str | None
-    """The last stored message of the branch; None for a conversation's first message."""
-    question: str | None = None
-    """The user message, where it is not stored yet."""
-    continued: Message | None = None
-    """The reply to go on with, behind the branch's last message."""
-    max_tokens: int | None = None
-    """The longest reply, if the request names it."""
-    history_share: float = 1.0
-    """How much of the history's budget may be used, 0-1."""
-    memory: str | None = None
-    """As much of the conversation's memory as fits; chosen here."""
-
-
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt that fits, and what is known of it."""
 
     prompt: Prompt
     reply_limit: int
     """Most tokens of the reply."""
+    room: int
+    """So many tokens may the reply have before the next prompt leaves out something more."""
     report: ContextReport
 
 
@@ -102,7 +87,7 @@ class Prompts:
     @staticmethod
     def guess(wanted: Wanted) -> int:
         """About how many tokens the prompt has, where the engine is elsewhere."""
-        assembled = assemble(_material(wanted, wanted.view.verbatim))
+        assembled = assemble(material(wanted, wanted.view.verbatim))
         return sum(len(message.content) for message in assembled.messages) // CHARS_PER_TOKEN
 
     async def check_system(self, model: str, system_prompt: str) -> None:
@@ -168,11 +153,13 @@ class _Making:
         self._sizes = Sizes(engine, wanted.model, 0)
         self._steps: tuple[Sequence[int], Sequence[int]] = (), ()
         """The turns' sizes, and the places at which history may begin."""
-        history, tail = _question_apart(wanted)
+        history, tail = question_apart(wanted)
         self._turns = list(turns(history))
         self._tail = tail
         """The stored question, and the reply that is gone on with: what stands at the end, whole."""
         self._asked = wanted.question if wanted.question is not None else question_of(tail)
+        self._spare = 0
+        """Tokens that are kept for a longer question."""
         self._rendered: dict[int, tuple[Assembled, Prompt]] = {}
         """What was rendered without anything recalled, by how much was left out."""
 
@@ -181,7 +168,7 @@ class _Making:
         self._sizes = Sizes(engine, wanted.model, await self._prompts.overhead(wanted.model, engine))
         memory = await fitting(engine, wanted.conversation.memory, self._prompts.config.memory_tokens)
         wanted = self._wanted = msgspec.structs.replace(wanted, memory=memory)
-        bare = assemble(_material(wanted, self._tail, bare=True))
+        bare = assemble(material(wanted, self._tail, bare=True))
         config = self._prompts.config
         budget = split(
             window=engine.limits.most,
@@ -215,9 +202,10 @@ class _Making:
         sizes = [await self._sizes.of_turn(turn) for turn in self._turns]
         places = cuts(sizes, budget.step)
         self._steps = sizes, places
+        self._spare = max(0, budget.question - question_tokens)
         taken = 0 if summary is None else summary.tokens + 2 * self._sizes.overhead
         pins = await self._pins(budget, 0)
-        taken += await self._sizes.of_turn(pins) + question_tokens
+        taken += await self._sizes.of_turn(pins) + question_tokens + self._spare
         reserve = self._reserve(budget, summary, 0)
         index = first_fit(sizes, places, budget.verbatim(summary=taken, recalled=reserve))
         if not index and sum(sizes) + taken + reserve <= budget.allowed // 2:
@@ -238,7 +226,7 @@ class _Making:
         assembled = await self._assembled(budget, summary, cut)
         prompt = await self._engine.render(assembled.messages)
         self._rendered[cut] = assembled, prompt
-        return prompt.tokens + self._reserve(budget, summary, cut) <= budget.allowed
+        return prompt.tokens + self._spare + self._reserve(budget, summary, cut) <= budget.allowed
 
     def _reserve(self, budget: Budget, summary: Summary | None, cut: int) -> int:
         """Room that is kept for what may be recalled."""
@@ -282,8 +270,13 @@ class _Making:
             else:
                 break  # the message alone is too long: refused below
         limits = self._engine.limits
+        parts = await self._parts(assembled, prompt.tokens)
         return Prepared(
             prompt=prompt,
+            room=budget.allowed
+            - (prompt.tokens - parts.recalled)
+            - (budget.question + 2 * self._sizes.overhead + _READ_AGAIN)
+            - self._reserve(budget, summary, cut),
             reply_limit=reply_limit(
                 prompt_tokens=prompt.tokens,
                 window=budget.window,
@@ -295,7 +288,7 @@ class _Making:
                 reply_reserve=budget.reply,
                 prompt_tokens=prompt.tokens,
                 cached_tokens=None,
-                parts=await self._parts(assembled, prompt.tokens),
+                parts=parts,
                 left_out=cut,
                 summary=None
                 if summary is None
@@ -332,7 +325,7 @@ class _Making:
         shown = [message for turn in self._turns[cut:] for message in turn]
         return assemble(
             msgspec.structs.replace(
-                _material(self._wanted, (*shown, *self._tail)),
+                material(self._wanted, (*shown, *self._tail)),
                 summary=summary,
                 pinned=await self._pins(budget, cut) if pins else (),
                 recalled=recalled,
@@ -374,27 +367,3 @@ class _Making:
             recalled=recalled,
             question=counted["question"] - recalled,
         )
-
-
-def _material(wanted: Wanted, verbatim: Branch, *, bare: bool = False) -> Material:
-    """All that there is, or without anything that may be left out."""
-    view = wanted.view
-    return Material(
-        conversation=wanted.conversation,
-        summary=None if bare else view.summary,
-        pinned=() if bare else view.pinned,
-        verbatim=verbatim,
-        question=wanted.question,
-        memory=wanted.memory,
-    )
-
-
-def _question_apart(wanted: Wanted) -> tuple[Branch, Branch]:
-    """The branch's turns that may be left out, and what stands at the end whatever happens."""
-    branch = wanted.view.verbatim
-    if wanted.continued is not None:
-        branch = (*branch, wanted.continued)
-    if wanted.question is not None:
-        return branch, ()
-    place = next((n for n in reversed(range(len(branch))) if branch[n].role is Role.USER), len(branch))
-    return branch[:place], branch[place:]

@@ -31,7 +31,8 @@ from chatsvc.scheduler.ending import terminal_event_for
 from chatsvc.scheduler.forget import LogForgetter
 from chatsvc.scheduler.patience import patiently
 from chatsvc.scheduler.pressure import HISTORY
-from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
+from chatsvc.scheduler.prompts import Prepared, Prompts
+from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import Store
 from chatsvc.streamlog.base import Fenced
 from chatsvc.streamlog.writer import LogWriter, ReplyWriter

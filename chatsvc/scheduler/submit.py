@@ -34,10 +34,11 @@ from chatsvc.scheduler.dispatch import Dispatcher, Place
 from chatsvc.scheduler.elsewhere import surely_fits, surely_shown
 from chatsvc.scheduler.entrance import Entrance
 from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
-from chatsvc.scheduler.prompts import Prepared, Prompts, Wanted
+from chatsvc.scheduler.prompts import Prepared, Prompts
 from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
+from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
 
 

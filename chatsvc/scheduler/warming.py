@@ -1,12 +1,14 @@
 """Has the engine read what the next turn's prompt begins with, while nobody waits for it.
 
     a reply with recalled turns │
-    a fold                      ├─▶ a wish ─▶ is there room? ─▶ the stable prefix ─▶ engine.generate, max_tokens=1
+    one that fills the window   ├─▶ a wish ─▶ is there room? ─▶ the stable prefix ─▶ engine.generate, max_tokens=1
+    a fold                      │
     an edit or a pin            │
 
 What was recalled stands before the question of its turn only, so the next prompt has that question and its answer
-where the engine has read something else (L11); a new summary or pin changes all behind it. The same tokens would be
-computed when the next message comes, and somebody would wait for them.
+where the engine has read something else (L11); a new summary or pin changes all behind it, and so does the next step
+of turns that there is no room for. The same tokens would be computed when the next message comes, and somebody would
+wait for them.
 
 It takes a place that nobody uses or waits for, and gives it back at once: no line knows of it. What is lost is lost
 work, never an answer: nothing here is raised into a reply's path, and nothing rests on it.
@@ -36,8 +38,9 @@ from chatsvc.scheduler.active import ActiveRun
 from chatsvc.scheduler.line import Spare
 from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.next_prefix import ended, prefix
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
 from chatsvc.scheduler.shared_state import Home
+from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -129,9 +132,13 @@ class Warming:
     # When -----------------------------------------------------------------------------------------------------------
 
     def after_reply(self, active: ActiveRun) -> None:
-        """A reply has ended. Where nothing was recalled for it, the next prompt begins with what the engine has."""
+        """A reply has ended. The next prompt begins with what the engine has read for this one, and with the reply,
+        unless turns were recalled for it, or the next one leaves out some that it had.
+        """
         run, prepared = active.run, active.prepared
-        if active.complete and prepared is not None and prepared.report.recalled:
+        if not active.complete or prepared is None:
+            return
+        if prepared.report.recalled or active.output_tokens > prepared.room:
             self._note(
                 _Wish(
                     user_id=run.user_id,

@@ -13,8 +13,9 @@ from chatsvc.config import ContextConfig
 from chatsvc.inference.embedder import create_embedder
 from chatsvc.inference.factory import create_engine
 from chatsvc.limits import Principal, TierName
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
 from chatsvc.scheduler.recall import Recall
+from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import NewConversation, RecallBranch
 
 ALICE = Principal("alice", TierName.PLUS)

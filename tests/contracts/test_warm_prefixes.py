@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from folding import Scribe, carried_on, rows, within
+from folding import WORDS, Scribe, carried_on, rows, within
 from store_world import ALICE, World
 
 from chatsvc import ids
@@ -98,6 +98,20 @@ async def test_after_a_turn_for_which_nothing_was_recalled_there_is_nothing_to_r
             await talk.turn()
         await talk.quiet()
         assert engine.warmed == []
+
+
+async def test_the_turn_for_which_the_oldest_are_left_out_finds_all_that_is_left_cached(talking, store):
+    engine = Watched("…", tokens=100)  # no summary is usable
+    async with talking(engine) as talk:
+        left_out = 0
+        while not left_out:
+            assert talk.said < 40
+            context = await store.runs.context("alice", (await talk.turn(f"{talk.said}: {WORDS}")).id)
+            left_out = context.left_out
+            await talk.quiet()
+        assert left_out > 1
+        assert context.prompt_tokens - context.cached_tokens < len(await engine.encode(f"99: {WORDS}")) + 2 * BLOCK
+        assert engine.warmed
 
 
 @pytest.mark.parametrize("change", ["summary", "pin", "system prompt"])

@@ -14,7 +14,8 @@ from chatsvc.errors import NotFound, SummaryTooLong
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.run import RunStatus
 from chatsvc.scheduler.folds import Folds
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.wanted import Wanted
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = 8192

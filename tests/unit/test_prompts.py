@@ -20,7 +20,8 @@ from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.inference.scripted_text import encode
 from chatsvc.prompt import ChatMessage
 from chatsvc.run import RunStatus
-from chatsvc.scheduler.prompts import Prompts, Wanted
+from chatsvc.scheduler.prompts import Prompts
+from chatsvc.scheduler.wanted import Wanted
 
 PER_MESSAGE = 4
 """Tokens of the scripted engine's template around a message."""

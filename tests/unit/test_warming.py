@@ -42,6 +42,20 @@ async def test_only_a_complete_reply_for_which_turns_were_recalled_is_followed_b
         assert world.shelf.billed == world.engine.read
 
 
+async def test_a_reply_that_the_next_prompt_has_no_room_for_is_followed_by_reading_what_that_begins_with():
+    async with warming() as world:
+        world.engine.may_read.set()
+        world.warming.after_reply(reply(recalled=(), output_tokens=9, room=9))
+        await settled()
+        assert not world.warming.busy
+        world.warming.after_reply(reply(recalled=(), output_tokens=10, room=9, complete=False))
+        await settled()
+        assert not world.warming.busy
+        world.warming.after_reply(reply(recalled=(), output_tokens=10, room=9))
+        await until(lambda: not world.warming.busy)
+        assert world.ended == {("m", "read"): 1}
+
+
 async def test_it_waits_for_a_place_and_begins_when_one_is_free():
     async with warming(slots=1) as world:
         meter = world.begin()

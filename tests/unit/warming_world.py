@@ -177,6 +177,7 @@ def as_run(name="conv_1") -> Any:
     return SimpleNamespace(user_id="ada", conversation_id=name, message_id="r", model="m", max_tokens=None)
 
 
-def reply(*, recalled=("x",), complete=True, name="conv_1") -> Any:
-    prepared = SimpleNamespace(report=SimpleNamespace(recalled=recalled))
-    return SimpleNamespace(run=as_run(name), prepared=prepared, complete=complete)
+def reply(*, recalled=("x",), complete=True, name="conv_1", output_tokens=9, room=9) -> Any:
+    prepared = SimpleNamespace(report=SimpleNamespace(recalled=recalled), room=room)
+    run = as_run(name)
+    return SimpleNamespace(run=run, prepared=prepared, complete=complete, output_tokens=output_tokens)

@@ -1,0 +1,85 @@
+"""What the next prompt leaves out is known before its question is: so it can be read ahead (L11)."""
+
+import asyncio
+from itertools import accumulate, chain
+
+from contracts.long_talk import asking, said
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatsvc.context.budget import QUESTION_SHARE
+from chatsvc.conversation import Role
+from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
+from chatsvc.inference.scripted_text import encode
+from chatsvc.scheduler.next_prefix import prefix
+from chatsvc.scheduler.prompts import Prompts
+
+SIZES = st.lists(st.tuples(st.integers(1, 10), st.integers(0, 250)), min_size=1, max_size=40)
+WINDOWS = st.integers(1000, 4000)
+MOST = 4000 // QUESTION_SHARE
+SLACK = 16
+"""What a reply and a question take beside their own tokens, and a little more."""
+
+
+def words(count):
+    return "word " * count
+
+
+def branch_of(sizes):
+    pairs = [
+        (said(Role.USER, words(asked), 2 * number), said(Role.ASSISTANT, words(answered), 2 * number + 1))
+        for number, (asked, answered) in enumerate(sizes, start=1)
+    ]
+    return tuple(chain.from_iterable(pairs))
+
+
+def made(window):
+    engine = ScriptedEngine(ScriptedOptions(window=window), model="m")
+    return engine, Prompts({"m": engine})
+
+
+@given(WINDOWS, SIZES, st.integers(1, MOST))
+@settings(deadline=None, max_examples=60)
+def test_any_question_that_the_room_kept_for_one_holds_finds_the_same_prefix(window, sizes, length):
+    async def compared():
+        engine, prompts = made(window)
+        read = await prefix(prompts, engine, asking(branch_of(sizes), ""))
+        coming = await prompts.prepare(asking(branch_of(sizes), words(length)))
+        assert coming.prompt.token_ids[: read.tokens] == read.token_ids
+
+    most = (window - window // 4 - 200) // QUESTION_SHARE  # beside a reply and the system prompt
+    length = min(length, most - len(encode(" ")))
+    asyncio.run(compared())
+
+
+@given(WINDOWS, SIZES)
+@settings(deadline=None, max_examples=60)
+def test_a_reply_that_there_is_room_for_moves_nothing_and_one_that_is_longer_moves_it(window, sizes):
+    async def compared():
+        _, prompts = made(window)
+        before = None
+        for turns in accumulate(([size] for size in sizes), lambda one, other: one + other):
+            branch = branch_of(turns)
+            prepared = await prompts.prepare(asking(branch[:-2], branch[-2].content))
+            if before is not None:
+                beyond = len(encode(branch[-3].content)) - before.room
+                moved = before.report.left_out < prepared.report.left_out
+                assert beyond > 0 if moved else beyond <= SLACK
+            before = prepared
+
+    asyncio.run(compared())
+
+
+async def test_where_a_step_is_about_to_be_taken_the_prefix_has_taken_it():
+    engine, prompts = made(2000)
+    for turns in range(2, 40):
+        branch = branch_of([(20, 100)] * turns)
+        coming = await prompts.prepare(asking(branch, "word"))
+        if coming.report.left_out:
+            break
+    last = await prompts.prepare(asking(branch[:-2], branch[-2].content))
+    assert last.report.left_out == 0
+    assert last.room < len(encode(branch[-1].content))
+    read = await prefix(prompts, engine, asking(branch, ""))
+    assert coming.prompt.token_ids[: read.tokens] == read.token_ids
+    assert read.tokens > coming.prompt.tokens - SLACK
