@@ -96,18 +96,23 @@ _CAN_LEAD: Final = """
     SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s AND role IN ('assistant', 'system')
 """
 _IN_CONVERSATION: Final = "SELECT 1 FROM messages WHERE id = %(leaf)s AND conversation_id = %(id)s"
-_OWN_MESSAGE: Final = statement("""
-    SELECT {message:m} FROM messages m WHERE m.id = %(id)s AND m.user_id = %(user_id)s
-""")
+_OWN_MESSAGE: Final = statement(
+    "SELECT {message:m},", _GIVEN_UP, "FROM messages m", _ITS_RUN, "WHERE m.id = %(id)s AND m.user_id = %(user_id)s"
+)
 MOST_PINS: Final = 50
 """Of a conversation: a turn looks for those that are folded, and reads them."""
+# What pins one message after another: rows are not locked for it, since others lock them in an order of their own.
+_PIN_IN_TURN: Final = """
+    SELECT pg_advisory_xact_lock(hashtextextended(conversation_id, 0)) FROM messages
+    WHERE id = %(id)s AND user_id = %(user_id)s
+"""
 _PIN: Final = statement(
     """
     WITH changed AS (
-        UPDATE messages m SET pinned = %(pinned)s WHERE m.id = %(id)s AND m.user_id = %(user_id)s
-            AND (NOT %(pinned)s OR m.pinned OR %(most)s > (
-                SELECT count(*) FROM messages p WHERE p.conversation_id = m.conversation_id AND p.pinned
-            ))
+        UPDATE messages m SET pinned = %(pinned)s
+        WHERE m.id = %(id)s AND m.user_id = %(user_id)s AND m.pinned <> %(pinned)s AND (NOT %(pinned)s OR %(most)s > (
+            SELECT count(*) FROM messages p WHERE p.conversation_id = m.conversation_id AND p.pinned
+        ))
         RETURNING {message:m}, m.user_id
     )
     SELECT changed.*, coalesce((SELECT r.degraded FROM runs r WHERE r.id = changed.response_id), '{}') AS degraded,
@@ -268,9 +273,16 @@ class Conversations:
     async def pin(self, user_id: str, message_id: str, *, pinned: bool) -> Message:
         """Pin a message, or let it go. It is no activity. Raises ``NotFound`` and ``TooManyPins``."""
         params = {"user_id": user_id, "id": message_id, "pinned": pinned, "most": MOST_PINS}
-        rows = await self._db.query(_PIN, params)
+
+        async def work(connection: Connection) -> list[Row]:
+            await fetch(connection, _PIN_IN_TURN, params)
+            return await fetch(connection, _PIN, params)
+
+        rows = await self._db.transaction(work)
         if not rows:
-            await self.owner_of_message(user_id, message_id)
+            message = await self.owner_of_message(user_id, message_id)
+            if message.pinned == pinned:
+                return message
             raise TooManyPins(
                 f"{MOST_PINS} messages of this conversation are pinned, as many as may be. Let one go first.",
                 field="pinned",

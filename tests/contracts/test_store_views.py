@@ -1,5 +1,6 @@
 """A branch as a prompt needs it: from its summary on, per branch, with its pins, and reading no more than it shows."""
 
+import asyncio
 import json
 import random
 
@@ -146,6 +147,16 @@ async def test_no_more_messages_can_be_pinned_than_a_turn_should_look_for(world,
     assert (await store.conversations.pin("alice", elsewhere, pinned=True)).pinned
     await store.conversations.pin("alice", path[0], pinned=False)
     assert (await store.conversations.pin("alice", path[3], pinned=True)).pinned
+
+
+async def test_of_many_messages_that_are_pinned_at_once_no_more_are_than_may_be(world, store, monkeypatch):
+    monkeypatch.setattr(conversations, "MOST_PINS", 3)
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 6)
+    pinning = (store.conversations.pin("alice", message, pinned=True) for message in path)
+    results = await asyncio.gather(*pinning, return_exceptions=True)
+    assert sum(isinstance(result, TooManyPins) for result in results) == len(path) - 3
+    assert sum(message.pinned for message in (await store.conversations.tree("alice", conversation.id))[1]) == 3
 
 
 async def test_pinning_is_no_activity_and_another_users_message_is_no_message(world, store):
