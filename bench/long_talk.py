@@ -6,7 +6,12 @@ Through the whole service, with vLLM on this machine and the default settings: o
 what somebody says in a conversation of LoCoMo's schema (see recall.py), one utterance a turn, and the model answers
 with its own words. The next message is sent when nothing runs any more, as after a reader's pause: folds and what else
 happens off the request path are done by then. Timed from sending the message to the first text at the client; compared
-are the medians over the turns ``--around`` the 10th and up to the last. Then questions about what was said long ago.
+are the medians over ``--around`` turns up to the last and
+
+    around the 10th    of the same conversation: what is said there need not be as long
+    the same           messages as the last ones, said around the 10th turn of a conversation that begins shortly before
+
+Then questions about what was said long ago.
 """
 
 from __future__ import annotations
@@ -42,6 +47,8 @@ LOOK_S: Final = 0.15
 IDLE_TIMEOUT_S: Final = 120.0
 BUSY: Final = re.compile(r"^chatsvc_(?:runs_active|runs_waiting|engine_running|engine_waiting)\S* (\S+)$", re.MULTILINE)
 
+FOLDS: Final = re.compile(r'^chatsvc_folds_ended_total\{.*status="(\w+)".*\} (\d+)', re.MULTILINE)
+
 
 class Row(msgspec.Struct, frozen=True):
     """A turn: seconds to the first token, and what its prompt was made of."""
@@ -69,12 +76,20 @@ async def main() -> None:
     if talk is None:
         sys.exit(f"No conversation in {arguments.data} has {arguments.turns} turns.")
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as directory:
-        rows, questions = await held(talk, Path(directory), arguments)
-    report(rows, questions, arguments)
+        report(await held(talk, Path(directory), arguments), arguments)
 
 
-async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> tuple[list[Row], list[Row]]:
-    """Hold the conversation, then ask about it."""
+class Held(msgspec.Struct, frozen=True):
+    """The turns of the conversation, of the one that begins late, and the questions; and how folds ended."""
+
+    long: list[Row]
+    young: list[Row]
+    questions: list[Row]
+    folds: dict[str, int]
+
+
+async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> Held:
+    """Hold the conversation, ask about it, and hold its end alone."""
     data_dir = directory / "data"
     await unpack_embedded_model(data_dir, lambda line: print(line, file=sys.stderr))
     port = free_port()
@@ -89,18 +104,25 @@ async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> tu
     }
     base = f"http://127.0.0.1:{port}"
     async with process("-m", "chatsvc", env=env, ready=f"{base}/readyz", log=directory / "chatsvc.log"):
-        [conversation] = await new_conversations(port, 1)
-        said = [(number + 1, unnamed(turn.text)) for number, turn in enumerate(talk.turns[: arguments.turns])]
+        long, young = await new_conversations(port, 2)
+        said = [unnamed(turn.text) for turn in talk.turns[: arguments.turns]]
         known = {turn.name for turn in talk.turns[: arguments.turns // 2]}
         old = [question.text for question in talk.questions if question.evidence <= known]
         some = old[:: max(1, len(old) // ASKED)][:ASKED]
-        asked = [(arguments.turns + 1 + number, text) for number, text in enumerate(some)]
         rows = []
-        for number, text in (*said, *asked):
-            rows.append(await turn(conversation, base, number, text, arguments.tokens))
+        for number, text in enumerate((*said, *some), start=1):
+            rows.append(await turn(long, base, number, text, arguments.tokens))
             if number % 25 == 0 and not arguments.json:
                 print(f"turn {number}: {1000 * rows[-1].first_s:.0f} ms", file=sys.stderr)
-        return rows[: len(said)], rows[len(said) :]
+        late = said[-(TENTH + arguments.around // 2) :]
+        again = [await turn(young, base, place, text, arguments.tokens) for place, text in enumerate(late, start=1)]
+        metrics = await asyncio.to_thread(fetched, f"{base}/metrics")
+        return Held(
+            long=rows[: len(said)],
+            young=again,
+            questions=rows[len(said) :],
+            folds={how: int(count) for how, count in FOLDS.findall(metrics)},
+        )
 
 
 async def turn(conversation: Conversation, base: str, number: int, text: str, tokens: int) -> Row:
@@ -149,23 +171,33 @@ def summed(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def report(rows: list[Row], questions: list[Row], arguments: argparse.Namespace) -> None:
+def report(held: Held, arguments: argparse.Namespace) -> None:
     half = arguments.around // 2
-    early = summed(rows[TENTH - 1 - half : TENTH - 1 + half + 1])
-    late = summed(rows[-arguments.around - 1 :])
+    tenth = slice(TENTH - 1 - half, TENTH + half)
+    rows = held.long
+    early, same, late = summed(rows[tenth]), summed(held.young[tenth]), summed(rows[-2 * half - 1 :])
     found = {
         "early": early,
+        "same": same,
         "late": late,
         "folded": summed([row for row in rows if row.folded] or rows[-1:]),
-        "questions": summed(questions) if questions else None,
+        "questions": summed(held.questions) if held.questions else None,
+        "folds": held.folds,
         "ratio": round(late["first_p50_ms"] / early["first_p50_ms"], 2),
+        "ratio_same": round(late["first_p50_ms"] / same["first_p50_ms"], 2),
     }
     if arguments.json:
         print(json.dumps(found))
         return
     print("| turns | first token, p50 ms | longest | prompt tokens | of them computed | recalled | turns with none |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    names = {"early": "", "late": "", "folded": ", all behind a fold", "questions": ", questions about old turns"}
+    names = {
+        "early": "",
+        "same": " of another conversation, the last messages of this one",
+        "late": "",
+        "folded": ", all behind a fold or a cut",
+        "questions": ", questions about old turns",
+    }
     for key, name in names.items():
         if (row := found[key]) is None:
             continue  # none of the questions has all its evidence in the first half
@@ -173,7 +205,10 @@ def report(rows: list[Row], questions: list[Row], arguments: argparse.Namespace)
             f"| {row['turns']}{name} | {row['first_p50_ms']} | {row['first_max_ms']} | {row['prompt']} "
             f"| {row['computed']} | {row['recalled']} | {row['nothing_recalled']:.0%} |"
         )
-    print(f"\nThe last ones beside those around the 10th: {found['ratio']} x (1.5 at most is wanted).")
+    print(
+        f"\nThe last ones beside those around the 10th: {found['ratio']} x; beside the same messages around the 10th"
+        f" turn of another: {found['ratio_same']} x (1.5 at most is wanted). Folds: {held.folds}."
+    )
 
 
 if __name__ == "__main__":

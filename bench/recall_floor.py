@@ -1,6 +1,7 @@
 """What recall quotes for messages that need nothing old, and for questions that do.
 
-    python bench/recall_floor.py [--data FILE] [--conversations 6-10] [--embedder minilm] [--bars 0.5,0.55,0.6]
+    python bench/recall_floor.py [--data FILE] [--conversations 6-10] [--embedder minilm] [--room 1000]
+        [--bars 0.5,0.55,0.6]
 
 The conversations of bench/recall.py, through the same code and Postgres, folded as in a small window: the last 20 to 39
 utterances stand verbatim in the prompt, what is older is recalled from. Three sets of messages:
@@ -9,9 +10,9 @@ utterances stand verbatim in the prompt, what is older is recalled from. Three s
     its own next ones   up to 100 utterances of its last third, each where it was said, by whoever said it
     its own questions   those whose evidence is old, when the conversation has ended
 
-Of 1,000 tokens that may be quoted, those that are: where as many are quoted as fit, and where they are quoted only for
-messages that need something old (``context.need``), with an embedder and without; and the share of the questions'
-evidence that is in what is quoted. ``--bars``: also with other values of what a message has to need.
+Of the ``--room`` tokens that may be quoted, those that are: where as many are quoted as fit, and where they are quoted
+only for messages that need something old (``context.need``), with an embedder and without; and the share of the
+questions' evidence that is in what is quoted. ``--bars``: also with other values of what a message has to need.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ STEP: Final = 20
 """Utterances that a fold takes, and that it leaves verbatim at least."""
 NEXT: Final = 100
 """Utterances that are taken as a user's next message, of each conversation."""
-BUDGET: Final = 1000
 NEVER: Final = -9.0
 """What every message needs."""
 EVERYDAY: Final = (
@@ -70,6 +70,8 @@ class Way(msgspec.Struct, frozen=True):
 
     name: str
     embedder: Embedder | None
+    room: int
+    """Tokens that may be quoted."""
     need: Mapping[str, float] = {}
 
 
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="file of LoCoMo's schema")
     parser.add_argument("--conversations", default="1-10", help="the first and the last of them")
     parser.add_argument("--embedder", default="minilm", help="as in [context] embedder")
+    parser.add_argument("--room", type=int, default=need.ROOM, help="tokens that may be quoted")
     parser.add_argument("--bars", default="", help="other values of NEEDED, with commas")
     arguments = parser.parse_args()
     if not arguments.data.is_file():
@@ -93,12 +96,13 @@ async def run(talks: Sequence[Talk], arguments: argparse.Namespace) -> None:
         sys.exit("The comparison needs an embedder.")
     embedder = Remembering(made)
     always = {"NEEDED": NEVER, "NEEDED_BY_WORDS": NEVER, "ENOUGH": 0.0, "ENOUGH_BY_WORDS": 0.0}
+    room = arguments.room
     ways = [
-        Way("as many as fit", embedder, always),
-        Way("where needed", embedder),
-        Way("as many as fit, words alone", None, always),
-        Way("where needed, words alone", None),
-        *(Way(f"needed {bar}", embedder, {"NEEDED": float(bar)}) for bar in arguments.bars.split(",") if bar),
+        Way("as many as fit", embedder, room, always),
+        Way("where needed", embedder, room),
+        Way("as many as fit, words alone", None, room, always),
+        Way("where needed, words alone", None, room),
+        *(Way(f"needed {bar}", embedder, room, {"NEEDED": float(bar)}) for bar in arguments.bars.split(",") if bar),
     ]
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="chatsvc-bench-", dir="/tmp") as directory:
@@ -116,7 +120,7 @@ async def run(talks: Sequence[Talk], arguments: argparse.Namespace) -> None:
                             )
                     print(f"{len(talk.turns)} turns", file=sys.stderr)
     await embedder.aclose()
-    print("| asked | quoted | tokens of 1,000, mean | p50 | nothing quoted | evidence in it |")
+    print(f"| asked | quoted | tokens of {room:,}, mean | p50 | nothing quoted | evidence in it |")
     print("|---|---|---:|---:|---:|---:|")
     for (what, way_name), quoted in found.items():
         tokens, shares = zip(*quoted, strict=True)
@@ -166,12 +170,12 @@ async def quotations(
             clock=SystemClock(),
             most=ContextConfig().recall_turns,
         )
-        found = [await quotation(one, asked, talk, message) for message in messages]
+        found = [await quotation(one, asked, talk, message, way.room) for message in messages]
         await one.aclose()
     return found
 
 
-async def quotation(one: recall.Recall, asked: Asked, talk: Talk, wanted: Message) -> tuple[int, float]:
+async def quotation(one: recall.Recall, asked: Asked, talk: Talk, wanted: Message, room: int) -> tuple[int, float]:
     start, ids = folded(wanted.at), list(asked.names)
     shown = [
         message(number, Role.ASSISTANT if (wanted.at - number) % 2 else Role.USER, talk.turns[number].text)
@@ -185,7 +189,7 @@ async def quotation(one: recall.Recall, asked: Asked, talk: Talk, wanted: Messag
         ids[start - 1],
         wanted.text,
         lately=need.lately(reversed(list(turns(shown))), wanted.text),
-        budget_tokens=BUDGET,
+        budget_tokens=room,
         model="none",
     )
     names = {asked.names[id_] for turn in found for id_ in turn.message_ids}

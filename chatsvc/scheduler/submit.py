@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from chatsvc.context.budget import reply_reserve
 from chatsvc.conversation import BranchView, Message
@@ -39,7 +40,7 @@ from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
 from chatsvc.scheduler.wanted import Wanted
-from chatsvc.store import Moved, Regeneration, Store, Submission, Submitted
+from chatsvc.store import Moved, NewReply, Regeneration, Store, Submission, Submitted
 
 
 class _Taken(NamedTuple):
@@ -134,42 +135,21 @@ class Submitter:
             question=content,
             max_tokens=new.max_tokens,
         )
-        taken = await self._on_terms(principal, wanted, named=named is not None)
-        terms, wish = taken.terms, taken.wish
-        if terms.moved:
-            home = await self._dispatcher.home(terms.model, conversation.id)
-        with self._dispatcher.place(wish, home) as place:
-            self._refuse_late(wish, place)
-            submitted = await self._store.runs.submit(
+
+        async def write(reply: NewReply) -> Submitted:
+            return await self._store.runs.submit(
                 Submission(
-                    principal=principal,
+                    **asdict(reply),
                     conversation_id=conversation_id,
                     parent_id=view.leaf.id if view else None,
                     content=content,
                     title=None if conversation.title else title_from(content),
-                    client_msg_id=new.client_msg_id,
-                    request_hash=request_hash,
-                    model=terms.model,
-                    max_tokens=terms.max_tokens,
-                    temperature=new.temperature,
-                    background=new.background,
-                    tier=terms.tier,
-                    charge=taken.charge,
-                    prompt_tokens=wish.prompt_tokens,
-                    user_message_id=new_message_id(),
-                    message_id=new_message_id(),
-                    response_id=wish.id,
-                    user_tokens=await self._tokens(terms.model, content),
+                    user_tokens=await self._tokens(reply.model, content),
                     at_head=new.parent_id is msgspec.UNSET,
-                    owner=place.owner,
-                    context=taken.report(place),
-                    asked_model=terms.asked_model if terms.moved else None,
-                    degraded=terms.degraded,
-                    hurried=place.away,
                 )
             )
-            self._begin(submitted, place, taken.prepared, terms)
-        return submitted
+
+        return await self._written(principal, new, wanted, home, request_hash, new_message_id(), write)
 
     async def answer_again(self, principal: Principal, user_message_id: str, new: NewAnswer) -> Submitted:
         """Queue another reply to a user message that is there already: a sibling. Raises as ``message`` does."""
@@ -194,17 +174,36 @@ class Submitter:
             continued=continuable(new.continues) if new.continues is not None else None,
             max_tokens=new.max_tokens,
         )
-        taken = await self._on_terms(principal, wanted, named=named is not None)
+
+        async def write(reply: NewReply) -> Submitted:
+            continues = new.continues.id if new.continues else None
+            return await self._store.runs.regenerate(Regeneration(**asdict(reply), continues_message_id=continues))
+
+        return await self._written(principal, new, wanted, home, request_hash, user_message_id, write)
+
+    async def _written(
+        self,
+        principal: Principal,
+        new: NewMessage | NewAnswer,
+        wanted: Wanted,
+        home: Home | None,
+        request_hash: bytes,
+        user_message_id: str,
+        write: Callable[[NewReply], Awaitable[Submitted]],
+    ) -> Submitted:
+        """Have the reply written on the terms that hold now, and begin it, or have it wait. ``home`` is the model's
+        that was asked for.
+        """
+        taken = await self._on_terms(principal, wanted, named=(new.model or wanted.conversation.model) is not None)
         terms, wish = taken.terms, taken.wish
         if terms.moved:
-            home = await self._dispatcher.home(terms.model, conversation.id)
+            home = await self._dispatcher.home(terms.model, wanted.conversation.id)
         with self._dispatcher.place(wish, home) as place:
             self._refuse_late(wish, place)
-            submitted = await self._store.runs.regenerate(
-                Regeneration(
+            submitted = await write(
+                NewReply(
                     principal=principal,
-                    user_message_id=user_message_id,
-                    client_msg_id=client_msg_id,
+                    client_msg_id=new.client_msg_id,
                     request_hash=request_hash,
                     model=terms.model,
                     max_tokens=terms.max_tokens,
@@ -213,9 +212,9 @@ class Submitter:
                     tier=terms.tier,
                     charge=taken.charge,
                     prompt_tokens=wish.prompt_tokens,
+                    user_message_id=user_message_id,
                     message_id=new_message_id(),
                     response_id=wish.id,
-                    continues_message_id=new.continues.id if new.continues else None,
                     owner=place.owner,
                     context=taken.report(place),
                     asked_model=terms.asked_model if terms.moved else None,
@@ -224,7 +223,7 @@ class Submitter:
                 )
             )
             # The text that is gone on with may have grown since it was read: the runner reads it again.
-            self._begin(submitted, place, taken.prepared if new.continues is None else None, terms)
+            self._begin(submitted, place, taken.prepared if wanted.continued is None else None, terms)
         return submitted
 
     async def _home(self, named: str | None, conversation_id: str) -> Home | None:
