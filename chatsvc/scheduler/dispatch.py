@@ -329,6 +329,8 @@ class Dispatcher:
                 active.meter.end(complete=active.complete)
             if self._active.get(active.run.id) is active:
                 del self._active[active.run.id]
+            if active.run.kind is RunKind.FOLD:
+                self._warming.fold_ended(active.run)
             active.ended.set()
             self._replicas.tell_soon()
             if active.queued_again:

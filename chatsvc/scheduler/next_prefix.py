@@ -40,6 +40,12 @@ async def prefix(prompts: Prompts, engine: Engine, wanted: Wanted) -> Prompt:
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    pairs = enumerate(zip(one, other, strict=False))
-    length = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-    return one[:length]
+    # Compared piece by piece: token by token the event loop would stand still for a long prompt.
+    same, most = 0, min(len(one), len(other))
+    while same < most:
+        middle = (same + most + 1) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            most = middle - 1
+    return one[:same]

@@ -119,6 +119,8 @@ class Warming:
         self._me = me
         self._wishes: dict[str, _Wish] = {}
         self._readings: dict[str, _Reading] = {}
+        self._behind: dict[str, _Wish] = {}
+        """What a fold that is under way has put off."""
         self._wake = asyncio.Event()
         self._stopped = not prompts.config.warm
         self.ended: Counter[tuple[str, str]] = Counter()
@@ -138,7 +140,9 @@ class Warming:
         run, prepared = active.run, active.prepared
         if not active.complete or prepared is None:
             return
-        if prepared.report.recalled or active.output_tokens > prepared.room:
+        report = prepared.report
+        # Where it had none of them, all that can stand in front of the next question has been read.
+        if report.recalled or (report.parts.verbatim and active.output_tokens > prepared.room):
             self._note(
                 _Wish(
                     user_id=run.user_id,
@@ -161,6 +165,11 @@ class Warming:
             )
         )
 
+    def fold_ended(self, run: Run) -> None:
+        """A fold's place is free again, whatever it came to. Where that is no summary, all is as it was."""
+        if (wish := self._behind.pop(run.conversation_id, None)) is not None:
+            self._note(msgspec.structs.replace(wish, noted_at=self._clock.monotonic()))
+
     def changed(self, user_id: str, conversation_id: str) -> None:
         """The user has changed what the prompts of a conversation begin with; it may be at home elsewhere."""
         if any(line.warmth.cached(conversation_id) for line in self._lines):
@@ -177,6 +186,7 @@ class Warming:
         if self._stopped:
             return
         self._wishes.pop(wish.conversation_id, None)
+        self._behind.pop(wish.conversation_id, None)
         if (reading := self._readings.get(wish.conversation_id)) is not None:
             reading.give_up()  # it reads what is out of date
         if len(self._wishes) >= _MOST_WISHES:
@@ -187,10 +197,16 @@ class Warming:
     # Who goes first -------------------------------------------------------------------------------------------------
 
     def run_begins(self, run: Run) -> None:
-        """A run has a place. One of the same conversation reads the prefix itself, or makes another of it."""
-        self._wishes.pop(run.conversation_id, None)
-        if (reading := self._readings.get(run.conversation_id)) is not None:
+        """A run has a place. One of the same conversation reads the prefix itself, or makes another of it, as a fold
+        does that comes to something.
+        """
+        name = run.conversation_id
+        wish, behind = self._wishes.pop(name, None), self._behind.pop(name, None)
+        if (reading := self._readings.get(name)) is not None:
             reading.give_up()
+            wish = wish or reading.wish
+        if run.kind is RunKind.FOLD and (wish := wish or behind) is not None:
+            self._behind[name] = wish
         self.make_room()
 
     def make_room(self) -> None:

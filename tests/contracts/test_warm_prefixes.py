@@ -114,6 +114,21 @@ async def test_the_turn_for_which_the_oldest_are_left_out_finds_all_that_is_left
         assert engine.warmed
 
 
+async def test_what_a_fold_has_put_off_that_came_to_nothing_is_read_all_the_same(talking, store):
+    engine = Watched("…", tokens=500)  # a turn is so long that what asks for a fold has no room in the next prompt
+    async with talking(engine) as talk:
+        engine.may_warm.clear()
+        engine.go_on.clear()
+        await talk.until_folding(engine)
+        engine.may_warm.set()
+        engine.go_on.set()
+        await talk.quiet()
+        assert await talk.fold_runs() == [("failed", "summary_refused")]
+        context = await store.runs.context("alice", (await talk.turn("And now?")).id)
+        assert context.left_out
+        assert context.prompt_tokens - context.cached_tokens < 3 * BLOCK
+
+
 @pytest.mark.parametrize("change", ["summary", "pin", "system prompt"])
 async def test_what_the_user_changes_is_read_before_the_next_turn(talking, store, change):
     engine = Watched("Facts\nA cat sat.")

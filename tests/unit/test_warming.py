@@ -7,6 +7,7 @@ import pytest
 from warming_world import NOW, as_run, reply, settled, until, warming
 
 from chatsvc.errors import EngineFailed, NotFound, StoreUnavailable
+from chatsvc.run import RunKind
 from chatsvc.scheduler import warming as warming_module
 from chatsvc.scheduler.line import Spare
 from chatsvc.scheduler.warming import MOST_AT_ONCE, USED_WITHIN, WISH_S, fits
@@ -49,6 +50,10 @@ async def test_a_reply_that_the_next_prompt_has_no_room_for_is_followed_by_readi
         await settled()
         assert not world.warming.busy
         world.warming.after_reply(reply(recalled=(), output_tokens=10, room=9, complete=False))
+        await settled()
+        assert not world.warming.busy
+        # Of old turns there was none in the prompt, and so none that the next one could leave out.
+        world.warming.after_reply(reply(recalled=(), output_tokens=10, room=-999, verbatim=0))
         await settled()
         assert not world.warming.busy
         world.warming.after_reply(reply(recalled=(), output_tokens=10, room=9))
@@ -288,6 +293,39 @@ async def test_what_waits_to_be_read_is_forgotten_when_the_conversations_next_tu
         world.warming.look()
         await settled()
         assert world.engine.read == []
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["waiting", "being read"])
+async def test_what_a_fold_puts_off_is_read_after_it_unless_it_has_come_to_something(read):
+    async with warming(slots=1) as world:
+        fold = as_run(kind=RunKind.FOLD)
+        for number, after in enumerate((world.warming.fold_ended, world.warming.after_fold), start=1):
+            world.engine.may_read.clear()
+            meter = None if read else world.begin()
+            world.warming.after_reply(reply())
+            await (until(lambda: world.engine.load().running) if read else settled())
+            if meter is not None:
+                meter.end(complete=True)
+            world.warming.run_begins(fold)
+            await until(lambda: not world.engine.load().running)
+            assert not world.warming.busy
+            world.engine.may_read.set()
+            after(fold)
+            await until(lambda: not world.warming.busy)
+            world.warming.fold_ended(fold)
+            await until(lambda: not world.warming.busy)
+            assert world.ended["m", "read"] == number
+
+
+async def test_what_a_fold_has_put_off_is_forgotten_when_the_next_turn_begins():
+    async with warming(slots=9) as world:
+        fold = as_run(kind=RunKind.FOLD)
+        world.warming.after_reply(reply())
+        world.warming.run_begins(fold)
+        world.begin("conv_1")
+        world.warming.fold_ended(fold)
+        await settled()
+        assert (world.engine.read, world.warming.busy) == ([], False)
 
 
 async def test_nothing_is_read_behind_a_reply_after_which_the_conversation_has_gone_on():

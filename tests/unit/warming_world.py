@@ -13,7 +13,7 @@ from chatsvc.config import ContextConfig
 from chatsvc.conversation import BranchView, Conversation, Message, Role
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.limits import ServiceCost, TierName
-from chatsvc.run import RunStatus, WaitingRun
+from chatsvc.run import RunKind, RunStatus, WaitingRun
 from chatsvc.scheduler.fleet import Fleet
 from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.prompts import Prompts
@@ -173,11 +173,12 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def as_run(name="conv_1") -> Any:
-    return SimpleNamespace(user_id="ada", conversation_id=name, message_id="r", model="m", max_tokens=None)
+def as_run(name="conv_1", kind=RunKind.REPLY) -> Any:
+    return SimpleNamespace(user_id="ada", conversation_id=name, message_id="r", model="m", max_tokens=None, kind=kind)
 
 
-def reply(*, recalled=("x",), complete=True, name="conv_1", output_tokens=9, room=9) -> Any:
-    prepared = SimpleNamespace(report=SimpleNamespace(recalled=recalled), room=room)
+def reply(*, recalled=("x",), complete=True, name="conv_1", output_tokens=9, room=9, verbatim=99) -> Any:
+    report = SimpleNamespace(recalled=recalled, parts=SimpleNamespace(verbatim=verbatim))
+    prepared = SimpleNamespace(report=report, room=room)
     run = as_run(name)
     return SimpleNamespace(run=run, prepared=prepared, complete=complete, output_tokens=output_tokens)
