@@ -276,19 +276,20 @@ class Conversations:
 
         async def work(connection: Connection) -> list[Row]:
             await fetch(connection, _PIN_IN_TURN, params)
-            return await fetch(connection, _PIN, params)
+            # What is so already is not changed; it is read while nobody else can change it.
+            return await fetch(connection, _PIN, params) or await fetch(connection, _OWN_MESSAGE, params)
 
         rows = await self._db.transaction(work)
         if not rows:
-            message = await self.owner_of_message(user_id, message_id)
-            if message.pinned == pinned:
-                return message
+            raise NotFound(_NO_MESSAGE)
+        message = message_of(rows[0])
+        if message.pinned != pinned:
             raise TooManyPins(
                 f"{MOST_PINS} messages of this conversation are pinned, as many as may be. Let one go first.",
                 field="pinned",
                 limit=MOST_PINS,
             )
-        return message_of(rows[0])
+        return message
 
     async def update(self, user_id: str, conversation_id: str, patch: ConversationPatch) -> Conversation:
         """Change what the patch sets. It is no activity: ``updated_at`` stays.

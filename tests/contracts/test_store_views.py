@@ -159,6 +159,15 @@ async def test_of_many_messages_that_are_pinned_at_once_no_more_are_than_may_be(
     assert sum(message.pinned for message in (await store.conversations.tree("alice", conversation.id))[1]) == 3
 
 
+async def test_a_message_that_is_pinned_and_let_go_by_turns_is_never_one_too_many(world, store):
+    conversation = await world.conversation()
+    [message, *_] = await world.turns(conversation, 1)
+    pinning = [store.conversations.pin("alice", message, pinned=number % 3 == 0) for number in range(60)]
+    # Each as if it were alone with the others before it.
+    for number, done in enumerate(await asyncio.gather(*pinning)):
+        assert done.pinned == (number % 3 == 0)
+
+
 async def test_pinning_is_no_activity_and_another_users_message_is_no_message(world, store):
     conversation = await world.conversation()
     path = await world.turns(conversation, 1)
