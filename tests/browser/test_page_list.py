@@ -117,6 +117,18 @@ async def test_a_conversation_is_deleted_only_after_a_yes(visit):
     await expect(tab.page.get_by_role("heading", name="Not found")).to_be_visible()
 
 
+async def test_a_conversation_deleted_elsewhere_while_its_reply_streams_leaves_the_screen(visit, slow_server):
+    tab = await visit(base_url=slow_server.base_url)
+    await tab.send("Delete me while I am read.")
+    await tab.reply_shows_text(5)
+    assert await tab.api("DELETE", f"v1/conversations/{tab.conversation_id}") == 204
+    await tab.look_again()
+    await expect(tab.page.get_by_role("heading", name="Not found")).to_be_visible()
+    await expect(tab.page.get_by_text("was deleted")).to_be_visible()
+    await expect(tab.page.get_by_text("Delete me while I am read.")).to_have_count(0)
+    await expect(tab.page.get_by_text("The assistant is writing.")).to_have_count(0)
+
+
 async def test_back_and_forward_move_between_conversations(visit):
     tab = await visit()
     await start(tab, "The first stop")

@@ -191,19 +191,42 @@ test("after the network was away a connection is made anew, from the same place"
   assert.equal(replies.at(-1)?.text, "one two");
 });
 
-test("what is parked, ended or about to retry is not connected because the network is back", async () => {
+test("what is parked or ended is not connected because the network is back", () => {
   for (const before of [
     (set: ReturnType<typeof setUp>) => set.reader.park(),
     (set: ReturnType<typeof setUp>) => set.source().say("done", "1", { finish_reason: "stop", usage: {} }),
-    (set: ReturnType<typeof setUp>) => set.source().breaks(true),
   ]) {
     const set = setUp();
     set.reader.open();
     before(set);
-    await settled();
     set.reader.renew();
     assert.equal(set.sources.length, 1);
   }
+});
+
+test("a stream that would wait before it tries again does not when the network is back", async () => {
+  const { reader, source, sources, timers } = setUp();
+  reader.open();
+  source().say("delta", "1", { text: "one " });
+  source().breaks(true);
+  await settled();
+  assert.equal(timers.size, 1);
+  reader.renew();
+  assert.equal(timers.size, 0);
+  assert.equal(sources.length, 2);
+  assert.equal(new URL(source().url).searchParams.get("last_event_id"), "1");
+});
+
+test("one that is still asking where to read is left to it when the network is back", async () => {
+  let answer: (url: string) => void = () => undefined;
+  const { reader, source, sources, timers } = setUp(() => new Promise((resolve) => void (answer = resolve)));
+  reader.open();
+  source().breaks(true);
+  reader.renew();
+  assert.equal(sources.length, 1);
+  answer(URL_OF_STREAM);
+  await settled();
+  assert.equal(timers.size, 1);
 });
 
 test("nothing is opened after the end", () => {

@@ -30,6 +30,26 @@ test("a conversation that is gone says so; one that cannot be fetched can be ask
   assert.equal(thread.state.value, "missing");
 });
 
+test("nothing of a conversation that was deleted elsewhere stays on the screen, and its reply is read no further", async () => {
+  const messages = [stored("u1", null, "user"), stored("a1", "u1", "assistant", "streaming")];
+  let gone = false;
+  const { thread, sources } = setUp("conv_1", {
+    conversation: () =>
+      gone
+        ? Promise.reject(new ApiError(404, "not_found", "", false))
+        : Promise.resolve({ ...row(), head_message_id: "a1", messages }),
+    streamAddress: (id) => `http://h/v1/responses/${id}/stream`,
+  });
+  await thread.load();
+  assert.deepEqual(shown(thread), ["u1", "a1"]);
+  gone = true;
+  await thread.load();
+  assert.equal(thread.state.value, "missing");
+  assert.deepEqual(shown(thread), []);
+  assert.equal(thread.running.value, null);
+  assert.equal(sources.get("/v1/responses/resp_a1/stream")?.readyState, 2);
+});
+
 test("a pin is shown at once, holds against an answer from before, and is taken back when it is refused", async () => {
   let refuse = false;
   let pinning: () => void = () => undefined;

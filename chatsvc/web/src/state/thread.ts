@@ -117,7 +117,7 @@ export class Thread {
       else await this.load();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (error.status === 404) this.state.value = "missing";
+      if (error.status === 404) this.vanish();
       else if (this.state.value !== "ready") this.state.value = "failed";
     }
   }
@@ -322,6 +322,12 @@ export class Thread {
   private noteRow({ id, title, pinned, head_message_id, created_at, updated_at }: ConversationRow, asked: Mark): void {
     this.updatedAt = updated_at;
     this.title.value = this.options.onChange({ id, title, pinned, head_message_id, created_at, updated_at }, asked).title;
+  }
+
+  /** It was deleted elsewhere, or never was: nothing of it stays on the screen. */
+  private vanish(): void {
+    this.messages.value = new Map();
+    this.state.value = "missing";
   }
 
   private adopt(added: readonly Message[], head: string): void {

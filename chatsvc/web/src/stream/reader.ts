@@ -72,9 +72,12 @@ export class Reader {
     this.setLink("parked");
   }
 
-  /** Connect anew from the same place. The old connection may be dead without anybody having said so. */
+  /**
+   * Connect anew from the same place, at once also where that was to be tried later. The old connection may be dead
+   * without anybody having said so.
+   */
   renew(): void {
-    if (this.source === null) return;
+    if (this.source === null && this.timer === null) return;
     this.disconnect();
     this.open();
   }

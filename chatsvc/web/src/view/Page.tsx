@@ -71,7 +71,7 @@ function ThreadView({ thread }: { thread: Thread }) {
   return (
     <>
       <section class="thread" aria-label="Conversation">
-        {state === "missing" ? <p class="aside">This conversation does not exist, or is not yours.</p> : null}
+        {state === "missing" ? <p class="aside">This conversation was deleted, does not exist, or is not yours.</p> : null}
         {state === "failed" ? (
           <p class="aside" role="alert">
             This conversation could not be loaded.{" "}
@@ -87,8 +87,12 @@ function ThreadView({ thread }: { thread: Thread }) {
         {blank ? null : <MessageList thread={thread} />}
       </section>
       <OpenedSummary thread={thread} />
-      <Announcer thread={thread} />
-      {state === "missing" ? null : <Composer thread={thread} offered={offered} onBlank={setUnwritten} />}
+      {state === "missing" ? null : (
+        <>
+          <Announcer thread={thread} />
+          <Composer thread={thread} offered={offered} onBlank={setUnwritten} />
+        </>
+      )}
     </>
   );
 }
