@@ -16,9 +16,10 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from chatsvc.context.fold import STOPS, Draft, Said, SummaryRefused, accept, repeats, request, shortened
-from chatsvc.conversation import BranchView
+from chatsvc.conversation import BranchView, Role
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, NotFound, SummaryChanged
 from chatsvc.ids import new_summary_id
 from chatsvc.inference.base import Engine
@@ -148,8 +149,8 @@ class FoldRunner:
         source_tokens = await _tokens(engine, previous, said)
         refused: str | None = None
         for number in range(TRIES):
-            prompt = await _fitting(engine, previous, said, cap, refused)
-            draft = await self._draft(active, work, prompt, cap, number)
+            prompt, opening = await _fitting(engine, previous, said, cap, refused)
+            draft = replace(await self._draft(active, work, prompt, cap, number), opening=opening)
             try:
                 text = accept(draft, source_tokens=source_tokens, cap_tokens=cap)
             except SummaryRefused as error:
@@ -196,7 +197,7 @@ class FoldRunner:
                     ),
                 )
                 if "\n" in chunk.text and repeats("".join(pieces)):
-                    break  # nothing else will come; it is refused for that
+                    break  # nothing else will come
         return Draft(text="".join(pieces), tokens=output_tokens, finish_reason=finish_reason)
 
     async def _end(self, active: ActiveRun, work: _Work) -> bool:
@@ -260,8 +261,12 @@ async def _tokens(engine: Engine, previous: str | None, said: Sequence[Said]) ->
     return sum([len(await engine.encode(text)) for text in texts])
 
 
-async def _fitting(engine: Engine, previous: str | None, said: Sequence[Said], cap: int, refused: str | None) -> Prompt:
-    """The summariser's prompt, with the longest messages shortened where not all of it fits beside its answer."""
+async def _fitting(
+    engine: Engine, previous: str | None, said: Sequence[Said], cap: int, refused: str | None
+) -> tuple[Prompt, str]:
+    """The summariser's prompt, with the longest messages shortened where not all of it fits beside its answer; and what
+    its answer is begun with.
+    """
     most = engine.limits.most - cap
     chars = sum(len(each.text) for each in said)
     shown = said
@@ -270,12 +275,13 @@ async def _fitting(engine: Engine, previous: str | None, said: Sequence[Said], c
         prompt = await engine.render(messages)
         if not prompt.token_ids:
             # A server on the far side need not know how to go on with an answer that was begun.
-            prompt = await engine.render(messages[:-1])
+            messages = request(previous, shown, cap_tokens=cap, refused=refused, begun=False)
+            prompt = await engine.render(messages)
         if prompt.tokens <= most:
             break
         chars = int(chars * _SHRINK * most / prompt.tokens)
         shown = shortened(said, chars)
-    return prompt
+    return prompt, messages[-1].content if messages[-1].role is Role.ASSISTANT else ""
 
 
 def _worth_another_attempt(active: ActiveRun, work: _Work) -> bool:

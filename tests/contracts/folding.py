@@ -16,7 +16,12 @@ from chatsvc.scheduler import NewMessage
 
 WINDOW = 2048
 WORDS = "the cat sat on the mat and saw a long grey rat "
-TASK = request(None, [Said(Role.USER, "x")], cap_tokens=100)[0].content
+TASK = request(None, [Said(Role.USER, "x")], cap_tokens=100)[0].content.partition("\n")[0]
+
+
+def is_fold(prompt):
+    """Whether this asks for a summary."""
+    return prompt.messages[0].content.startswith(TASK)
 
 
 class Scribe(ScriptedEngine):
@@ -35,11 +40,11 @@ class Scribe(ScriptedEngine):
 
     @property
     def fold_prompts(self):
-        return [prompt for prompt in self.prompts if prompt.messages[0].content == TASK]
+        return [prompt for prompt in self.prompts if is_fold(prompt)]
 
     async def generate(self, prompt, sampling, run_id, priority=0):
         self.prompts.append(prompt)
-        if prompt.messages[0].content != TASK:
+        if not is_fold(prompt):
             async for chunk in super().generate(prompt, sampling, run_id, priority):
                 yield chunk
             return

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from chaos.settle import INVARIANTS
-from folding import TASK, WINDOW, WORDS, Scribe, carried_on, rows, within
+from folding import WINDOW, WORDS, Scribe, carried_on, is_fold, rows, within
 from running_scheduler import take_over
 from store_world import World
 
@@ -60,7 +60,7 @@ async def test_between_folds_every_prompt_begins_as_the_one_before_L11(talking, 
         for _ in range(24):
             engine.prompts.clear()
             await talk.turn()
-            prompt = next(each for each in engine.prompts if each.messages[0].content != TASK)
+            prompt = next(each for each in engine.prompts if not is_fold(each))
             # The newest message comes with what was recalled for it, and goes down as it was said.
             *stable, _ = prompt.messages
             assert (stable[: len(before)] == before) == (not folded)
@@ -167,8 +167,8 @@ async def test_a_draft_that_is_no_summary_is_refused_and_asked_for_once_more(tal
         [summary] = await talk.summaries()
         assert summary.text == "Facts\nA cat sat."
         first, second = engine.fold_prompts
-        assert "not usable" not in first.messages[1].content
-        assert "not usable" in second.messages[1].content
+        assert "not usable" not in first.messages[0].content
+        assert "not usable" in second.messages[0].content
         assert await talk.fold_runs() == [("complete", None)]
 
 

@@ -134,11 +134,20 @@ def test_notes_end_where_the_messages_are_gone_on_with_and_not_at_a_line_about_t
 
 
 def test_a_second_try_is_told_what_was_wrong_with_the_first():
-    first = request(None, [Said(Role.USER, "hi")], cap_tokens=400)[1].content
-    second = request(None, [Said(Role.USER, "hi")], cap_tokens=400, refused="it was not finished")[1].content
-    assert "at most 200 words" in first
-    assert "at most 100 words" in second
-    assert "it was not finished" in second
+    first, _, begun = request(None, [Said(Role.USER, "hi")], cap_tokens=400)
+    second, _, led_on = request(None, [Said(Role.USER, "hi")], cap_tokens=400, refused="it was not finished")
+    assert "at most 200 words" in first.content
+    assert "at most 100 words" in second.content
+    assert "it was not finished" in second.content
+    assert led_on.content.startswith(begun.content)
+    assert led_on.content > begun.content
+
+
+def test_who_cannot_go_on_with_an_answer_is_asked_for_one_at_the_end():
+    _, shown, _ = request(None, [Said(Role.USER, "hi")], cap_tokens=400)
+    _, asked = request(None, [Said(Role.USER, "hi")], cap_tokens=400, begun=False)
+    assert asked.content.startswith(shown.content)
+    assert "notes" in asked.content.removeprefix(shown.content)
 
 
 @given(st.lists(st.builds(Said, st.just(Role.USER), st.text(max_size=300)), max_size=8), st.integers(80, 1500))
@@ -156,17 +165,41 @@ def test_only_the_longest_messages_lose_their_middle_when_there_is_too_much(said
 
 GOOD = Draft(text=" Facts\nA cat. \n", tokens=20, finish_reason="stop")
 SAME = "- A cat.\n" * 5
+COUNTING = "".join(f"- {number}.\n" for number in range(9))
 
 
 def test_a_draft_with_the_form_of_a_summary_is_taken_without_the_space_around_it():
     assert accept(GOOD, source_tokens=300, cap_tokens=100) == "Facts\nA cat."
 
 
-def test_a_draft_that_goes_on_with_the_opening_is_taken_with_it():
+def test_a_draft_that_goes_on_with_the_opening_is_taken_with_it_and_one_that_begins_anew_without():
     opening = request(None, [Said(Role.USER, "hi")], cap_tokens=400)[2]
     assert opening.role is Role.ASSISTANT
-    draft = Draft(text="A cat.\n- A mat.\n", tokens=20, finish_reason="stop")
+    draft = Draft(opening=opening.content, text="A cat.\n- A mat.\n", tokens=20, finish_reason="stop")
     assert accept(draft, source_tokens=300, cap_tokens=100) == f"{opening.content}A cat.\n- A mat."
+    anew = Draft(opening=opening.content, text="Facts\n- A cat.\n", tokens=20, finish_reason="stop")
+    assert accept(anew, source_tokens=300, cap_tokens=100) == "Facts\n- A cat."
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("Facts\n- A mat.\n- A cat.\n" + SAME, "Facts\n- A mat.\n- A cat."),
+        ("Facts\n- A mat.\n" + "- A cat.\n\n- A dog.\n" * 5, "Facts\n- A mat.\n- A cat.\n\n- A dog."),
+        ("Facts\n- A mat.\n- It is 1 m long.\n" + COUNTING, "Facts\n- A mat.\n- It is 1 m long.\n- 0."),
+        ("Facts\n- A mat.\n- A cat.\n" + "".join(f"{n}. It sat.\n" for n in range(5)), None),
+    ],
+    ids=["one line", "two in turn", "only counts", "the same under other numbers"],
+)
+def test_of_a_draft_that_goes_round_in_circles_what_it_said_before_is_taken(text, taken):
+    draft = Draft(text=text, tokens=90, finish_reason=None)
+    expected = "Facts\n- A mat.\n- A cat.\n0. It sat." if taken is None else taken
+    assert accept(draft, source_tokens=300, cap_tokens=100) == expected
+
+
+def test_lines_that_begin_with_a_number_and_say_different_things_are_no_circle():
+    text = "Names and numbers\n" + "".join(f"- {2010 + n}: {city}\n" for n, city in enumerate("ABCDEFGH"))
+    assert accept(Draft(text=text, tokens=90, finish_reason="stop"), source_tokens=300, cap_tokens=100) == text.strip()
 
 
 @pytest.mark.parametrize(
@@ -178,8 +211,13 @@ def test_a_draft_that_goes_on_with_the_opening_is_taken_with_it():
         Draft(text="Facts\nA c", tokens=20, finish_reason=None),
         Draft(text="Facts\nA cat.", tokens=101, finish_reason="stop"),
         Draft(text=SAME, tokens=20, finish_reason="stop"),
+        Draft(text="Facts\n" + COUNTING, tokens=20, finish_reason="stop"),
+        Draft(text="1. User:", tokens=20, finish_reason="stop"),
     ],
-    ids=["empty", "marks only", "cut by its limit", "without an end", "over the cap", "the same again and again"],
+    ids=[
+        *("empty", "marks only", "cut by its limit", "without an end", "over the cap", "the same again and again"),
+        *("only counts", "next to nothing"),
+    ],
 )
 def test_an_empty_unfinished_or_too_long_draft_is_refused(draft):
     with pytest.raises(SummaryRefused):
