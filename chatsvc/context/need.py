@@ -150,7 +150,7 @@ def lately(turns: Iterable[Sequence[Message]], question: str) -> str:
 
     ``turns``: those that stand verbatim in front of the question, the newest first.
     """
-    asked = set(terms(question))
+    asked = _end_terms(question)
     said: list[str] = []
     room = {True: LATELY_CHARS, False: LATELY_CHARS}
     for turn in turns:
@@ -167,6 +167,11 @@ def lately(turns: Iterable[Sequence[Message]], question: str) -> str:
 
 
 def _asks(content: str, asked: set[str]) -> bool:
-    """Whether a message asks the same. Nobody asks at the beginning of a long one."""
-    there = set(terms(content[-LATELY_CHARS:]))
+    """Whether a message asks the same."""
+    there = _end_terms(content)
     return len(asked & there) >= AGAIN * max(len(asked), len(there))
+
+
+def _end_terms(message: str) -> set[str]:
+    """Nobody asks at the beginning of a long message."""
+    return set(terms(message[-LATELY_CHARS:]))

@@ -51,6 +51,8 @@ _CANDIDATES: Final = 2
 """Passages are read for so many times as many as may be chosen: some may be too long, or in the prompt already."""
 _OFFLOAD: Final = 512
 """Passages that are ranked in a thread, since it takes longer than the event loop should stand still."""
+_OFFLOAD_CHARS: Final = 4000
+"""Of a question: so does splitting a longer one into words."""
 _MOST_EMBEDDING: Final = 4
 """Questions whose vector is being made: one that comes when so many are open would not have its own in time."""
 _KEPT: Final = 256
@@ -111,8 +113,6 @@ class Recall:
         key = (branch, question, lately, budget_tokens, model)
         if (kept := self._answers.get(key)) is not None and self._clock.monotonic() - kept[0] < _KEPT_S:
             return kept[1]
-        if not terms(question):
-            return ()  # nothing was said that could be compared
         try:
             async with asyncio.timeout(DEADLINE_S):
                 complete, found = await self._find(branch, question, lately, budget_tokens, model)
@@ -131,6 +131,9 @@ class Recall:
         self, branch: RecallBranch, question: str, lately: str, budget_tokens: int, model: str
     ) -> tuple[bool, tuple[Recalled, ...]]:
         """What to quote, and whether all that may be found was looked at."""
+        is_long = len(question) > _OFFLOAD_CHARS
+        if not (await asyncio.to_thread(terms, question) if is_long else terms(question)):
+            return True, ()  # nothing was said that could be compared
         embedding = self._embed(question)
         name, unrelated = (self._embedder.name, self._embedder.unrelated) if self._embedder else (None, None)
         chunks = await self._index.chunks(branch, version=VERSION, embedder=name)
@@ -147,7 +150,7 @@ class Recall:
             room=budget_tokens,
             unrelated=unrelated,
         )
-        ranked = await asyncio.to_thread(rank) if passages > _OFFLOAD else rank()
+        ranked = await asyncio.to_thread(rank) if is_long or passages > _OFFLOAD else rank()
         stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked]) if ranked else ()
         scored = [Scored(passage, *ranked[passage.place - 1][1:]) for passage in stored]
         chosen = await self._within(scored, budget_tokens, model)

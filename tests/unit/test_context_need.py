@@ -197,3 +197,5 @@ def test_who_asks_again_has_not_found_it_in_what_was_said_lately():
     assert "dentist" in lately([asked, old], "Then find me the address of her practice.")
     assert "dentist" in lately([asked, old], "")
     assert "dentist" in lately([turn(1, f"{'Some words of another kind. ' * 9}My dentist!", "Well.")], "My dentist?")
+    long = " ".join(f"word{number}" for number in range(LATELY_CHARS))
+    assert lately([turn(1, long, "Too much for me."), old], long) == "What is on today?\nThe train to Lisbon."
