@@ -1,6 +1,7 @@
 """The shipped nginx sample with a real nginx in front of a real server: who is calling, and streams as they come."""
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
 import time
@@ -64,16 +65,51 @@ def sign_in():
         thread.join()
 
 
+class Replica(BaseHTTPRequestHandler):
+    """Stands in for a replica: a yes to everything, to a POST with the status that its server was given."""
+
+    def do_GET(self):
+        self._answer(200)
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self._answer(self.server.answer_to_post)
+
+    def _answer(self, status):
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def replica(port, answer_to_post=202):
+    """Listens for the length of a block; then its port refuses connections, as that of a process that is gone does."""
+    with ThreadingHTTPServer(("127.0.0.1", port), Replica) as http:
+        http.answer_to_post = answer_to_post
+        thread = Thread(target=http.serve_forever, args=[0.01])
+        thread.start()
+        yield
+        http.shutdown()
+        thread.join()
+
+
 @pytest.fixture
 def nginx(server, sign_in, tmp_path):
-    """Start nginx with a configuration whose names and ports are put where the test's are; returns its address."""
+    """Start nginx with a configuration whose names and ports are put where the test's are; returns its address.
+
+    ``replicas`` are the ports of both; by default nobody listens on the second.
+    """
     command = ["nginx", "-e", tmp_path / "log", "-c", tmp_path / "nginx.conf"]
 
-    def start(text):
+    def start(text, replicas=None):
         port = free_port()
+        one, two = replicas or (server.port, free_port())
         places = {
-            "chatsvc-1:8080": f"127.0.0.1:{server.port}",
-            "chatsvc-2:8080": f"127.0.0.1:{free_port()}",
+            "chatsvc-1:8080": f"127.0.0.1:{one}",
+            "chatsvc-2:8080": f"127.0.0.1:{two}",
             "oauth2-proxy:4180": f"127.0.0.1:{sign_in}",
             "listen 8080": f"listen 127.0.0.1:{port}",
             "worker_processes auto": "worker_processes 1",
@@ -113,6 +149,33 @@ async def test_a_replica_that_is_away_is_passed_over(behind):
     """Half of the configured replicas do not exist."""
     for _ in range(6):
         assert (await behind.call("GET", "/v1/me")).status_code == 200
+
+
+async def test_replicas_that_are_restarted_one_after_the_other_leave_no_gap(nginx, client):
+    one, two = free_port(), free_port()
+    base = nginx(SAMPLE.read_text(), (one, two))
+    answers = []
+    for port in (one, two, one):
+        with replica(port):
+            answers += [(await client.get(f"{base}/v1/me", headers=ANN)).status_code for _ in range(4)]
+    assert answers == [200] * 12
+
+
+async def test_what_a_replica_going_down_takes_no_more_the_other_takes(nginx, client):
+    one, two = free_port(), free_port()
+    base = nginx(SAMPLE.read_text(), (one, two))
+
+    async def post():
+        answer = await client.post(f"{base}/v1/conversations", headers=ANN, json={})
+        return answer.status_code
+
+    with replica(one, answer_to_post=503):
+        with replica(two):
+            assert [await post() for _ in range(4)] == [202] * 4
+        with replica(two, answer_to_post=503):
+            assert [await post() for _ in range(4)] == [503] * 4
+            # Both refuse messages, and serve whatever else they are asked for.
+            assert (await client.get(f"{base}/v1/me", headers=ANN)).status_code == 200
 
 
 @pytest.mark.parametrize("text", [SAMPLE.read_text(), PLAIN], ids=["sample", "plain"])
