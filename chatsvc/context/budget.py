@@ -144,6 +144,18 @@ def cuts(sizes: Sequence[int], step: int) -> list[int]:
     unless that one has more. Behind the last full step every turn is a place. Turns that are added change nothing about
     the steps before them.
     """
+    places, _ = _steps(sizes, step)
+    return [*places, *range(places[-1] + 1, len(sizes) + 1)]
+
+
+def holds_for(sizes: Sequence[int], step: int, cut: int) -> int | None:
+    """How many tokens a turn that is added may have so that ``cut`` is one of the ``cuts`` still; None: any number."""
+    places, taken = _steps(sizes, step)
+    return None if cut <= places[-1] or cut == len(sizes) else max(0, step - taken)
+
+
+def _steps(sizes: Sequence[int], step: int) -> tuple[list[int], int]:
+    """The places at which a full step ends, 0 first; and the tokens behind the last of them."""
     places = [0]
     taken = 0
     for number, size in enumerate(sizes):
@@ -151,7 +163,7 @@ def cuts(sizes: Sequence[int], step: int) -> list[int]:
             places.append(number)
             taken = 0
         taken += size
-    return [*places, *range(places[-1] + 1, len(sizes) + 1)]
+    return places, taken
 
 
 def first_fit(sizes: Sequence[int], places: Sequence[int], room: int) -> int:

@@ -15,7 +15,17 @@ import msgspec
 
 from chatsvc.config import ContextConfig
 from chatsvc.context.assemble import assemble, in_order, question_of
-from chatsvc.context.budget import Budget, check_question, check_system, clipped, cuts, first_fit, reply_limit, split
+from chatsvc.context.budget import (
+    Budget,
+    check_question,
+    check_system,
+    clipped,
+    cuts,
+    first_fit,
+    holds_for,
+    reply_limit,
+    split,
+)
 from chatsvc.context.material import Assembled, Material, Recalled
 from chatsvc.context.need import lately
 from chatsvc.context.turns import turns
@@ -158,6 +168,7 @@ class _Making:
         self._tail = tail
         """The stored question, and the reply that is gone on with: what stands at the end, whole."""
         self._asked = wanted.question if wanted.question is not None else question_of(tail)
+        self._question_tokens = 0
         self._spare = 0
         """Tokens that are kept for a longer question."""
         self._rendered: dict[int, tuple[Assembled, Prompt]] = {}
@@ -178,7 +189,7 @@ class _Making:
             step_tokens=config.fold_step_tokens,
             history_share=wanted.history_share,
         )
-        question_tokens = await self._sizes.of(bare.question)
+        question_tokens = self._question_tokens = await self._sizes.of(bare.question)
         check_question(budget, question_tokens)
         summary = await self._fitting_summary(budget)
         cut = await self._cut(budget, summary, question_tokens)
@@ -273,10 +284,7 @@ class _Making:
         parts = await self._parts(assembled, prompt.tokens)
         return Prepared(
             prompt=prompt,
-            room=budget.allowed
-            - (prompt.tokens - parts.recalled)
-            - (budget.question + 2 * self._sizes.overhead + _READ_AGAIN)
-            - self._reserve(budget, summary, cut),
+            room=self._room(budget, summary, cut, prompt.tokens - parts.recalled),
             reply_limit=reply_limit(
                 prompt_tokens=prompt.tokens,
                 window=budget.window,
@@ -306,6 +314,13 @@ class _Making:
                 ),
             ),
         )
+
+    def _room(self, budget: Budget, summary: Summary | None, cut: int, tokens: int) -> int:
+        """For the reply to a prompt of so many tokens, until the next prompt leaves out something more."""
+        beside = 2 * self._sizes.overhead + _READ_AGAIN
+        room = budget.allowed - tokens - budget.question - beside - self._reserve(budget, summary, cut)
+        most = holds_for(self._steps[0], budget.step, cut)
+        return room if most is None else min(room, most - self._question_tokens - beside)
 
     def _next_place(self, cut: int, excess: int) -> int:
         """The next place at which history may begin that makes it shorter by ``excess``, as far as is known."""

@@ -12,6 +12,7 @@ from chatsvc.context.budget import (
     clipped,
     cuts,
     first_fit,
+    holds_for,
     reply_limit,
     reply_reserve,
     split,
@@ -94,6 +95,14 @@ def test_full_steps_stay_where_they_are_when_turns_are_added(turns, more, step):
     assert [place for place in after if place in full] == full
     for start, end in pairwise(after):
         assert sum([*turns, *more][start:end]) <= step or end == start + 1
+
+
+@given(sizes, st.integers(1, 2000), st.integers(0, 2500))
+def test_how_long_the_next_turn_may_be_for_a_place_to_stay_is_known(turns, step, new):
+    after = cuts([*turns, new], step)
+    for place in cuts(turns, step):
+        most = holds_for(turns, step, place)
+        assert (place in after) == (most is None or new <= most)
 
 
 @given(sizes, st.integers(1, 2000), st.integers(0, 20_000))

@@ -3,8 +3,9 @@
 import asyncio
 from itertools import accumulate, chain
 
+import msgspec
 from contracts.long_talk import asking, said
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chatsvc.context.budget import QUESTION_SHARE
@@ -19,6 +20,9 @@ WINDOWS = st.integers(1000, 4000)
 MOST = 4000 // QUESTION_SHARE
 SLACK = 16
 """What a reply and a question take beside their own tokens, and a little more."""
+
+SHORT_STEPS = [(7, 177), (5, 184), (2, 8), (7, 5), (1, 217), (1, 39), (6, 227)]
+"""Where less is shown than a step may have, a place comes and goes with the turns behind it."""
 
 
 def words(count):
@@ -52,15 +56,18 @@ def test_any_question_that_the_room_kept_for_one_holds_finds_the_same_prefix(win
     asyncio.run(compared())
 
 
-@given(WINDOWS, SIZES)
+@given(WINDOWS, SIZES, st.sampled_from([None, 0.6]))
+@example(2000, SHORT_STEPS, 0.6)
 @settings(deadline=None, max_examples=60)
-def test_a_reply_that_there_is_room_for_moves_nothing_and_one_that_is_longer_moves_it(window, sizes):
+def test_a_reply_that_there_is_room_for_moves_nothing_and_one_that_is_longer_moves_it(window, sizes, share):
     async def compared():
+        longest = int(window * share) if share else None
         _, prompts = made(window)
         before = None
         for turns in accumulate(([size] for size in sizes), lambda one, other: one + other):
             branch = branch_of(turns)
-            prepared = await prompts.prepare(asking(branch[:-2], branch[-2].content))
+            wanted = asking(branch[:-2], branch[-2].content)
+            prepared = await prompts.prepare(msgspec.structs.replace(wanted, max_tokens=longest))
             if before is not None:
                 beyond = len(encode(branch[-3].content)) - before.room
                 moved = before.report.left_out < prepared.report.left_out
