@@ -20,6 +20,27 @@ test("choosing another answer shows its branch and is remembered by the server",
   assert.deepEqual(heads, ["a1"]);
 });
 
+test("a window keeps its branch while another one looks through the rest, and follows what is said there", async () => {
+  const messages = [
+    stored("u1", null, "user"),
+    stored("a1", "u1", "assistant"),
+    stored("a2", "u1", "assistant"),
+  ];
+  let head = "a2";
+  const { thread } = setUp("conv_1", {
+    conversation: () => Promise.resolve({ ...row(), head_message_id: head, messages: [...messages] }),
+  });
+  await thread.load();
+  assert.deepEqual(shown(thread), ["u1", "a2"]);
+  head = "a1";
+  await thread.load();
+  assert.deepEqual(shown(thread), ["u1", "a2"]);
+  messages.push(stored("u2", "a1", "user"), stored("a3", "u2", "assistant"));
+  head = "a3";
+  await thread.load();
+  assert.deepEqual(shown(thread), ["u1", "a1", "u2", "a3"]);
+});
+
 test("a conversation that is gone says so; one that cannot be fetched can be asked for again", async () => {
   let error = new ApiError(0, "unreachable", "", true);
   const { thread } = setUp("conv_1", { conversation: () => Promise.reject(error) });

@@ -301,10 +301,13 @@ export class Thread {
 
   private take(conversation: Conversation, asked: Mark): void {
     this.noteRow(conversation, asked);
+    const known = this.messages.peek();
     const next = new Map<string, Message>();
     for (const message of conversation.messages) next.set(message.id, this.newest(message));
     this.messages.value = next;
-    this.head.value = conversation.head_message_id;
+    // A head that was there before is another window's looking around; a new one is something that was said.
+    const head = conversation.head_message_id;
+    if (!known.has(head ?? "") || !next.has(this.head.peek() ?? "")) this.head.value = head;
     this.model.value = conversation.model ?? null;
     this.state.value = "ready";
   }
