@@ -242,8 +242,12 @@ async def test_a_queued_reply_tells_its_place_and_then_streams(visit, one_at_a_t
     # The answer to the message says where; only the stream, for how long.
     await expect(second.reply).to_contain_text("Waiting in the queue, position 1")
     await expect(second.reply).not_to_contain_text("about")
+    # It may be over in a moment, so it is not drawn at once.
+    passing = second.reply.locator(".progress .is-late")
+    await expect(passing).to_have_count(1)
     let.set()
     await expect(second.reply).to_contain_text(re.compile(r"Waiting in the queue, position 1 · about \d+ (s|min)"))
+    await expect(passing).to_have_count(0)
     await expect(second.page.locator("[aria-live=polite]")).to_contain_text("Waiting in the queue, position 1")
     await first.stop_the_reply()
     await second.reply_is("streaming")

@@ -8,10 +8,13 @@ import { duration } from "../text/time.ts";
 export function Progress({ live, stopping }: { live: LiveReply | null; stopping: boolean }) {
   const reply = live?.view.value.reply;
   const link = live?.link.value;
+  const text = progressText(link === "retrying", stopping, reply?.queue ?? null, (reply?.text ?? "") === "");
+  // A place without a time is the first word on a reply, which another replica may begin the next moment.
+  const passing = reply?.queue?.etaSeconds === null;
   return (
     <p class="progress">
       <span class="pulse" aria-hidden="true" />
-      {progressText(link === "retrying", stopping, reply?.queue ?? null, (reply?.text ?? "") === "")}
+      {passing ? <span class="is-late">{text}</span> : text}
     </p>
   );
 }
