@@ -55,12 +55,12 @@ async def browser(chromium):
 
 @pytest.fixture(scope="session")
 def start_server(databases, redis_server, tmp_path_factory):
-    """Start a server with a database of its own. All are gone at the end of the session."""
+    """Start a server, with a database of its own or ``beside`` another. All are gone at the end of the session."""
     with contextlib.ExitStack() as stack:
         started = []
 
-        def start(engine, **env):
-            database = stack.enter_context(databases.one())
+        def start(engine, *, beside=None, **env):
+            database = beside.database_url if beside else stack.enter_context(databases.one())
             data_dir = tmp_path_factory.mktemp("server") / "data"
             process = ServerProcess(data_dir, env, engine=engine, database_url=database, redis_url=redis_server)
             started.append(stack.enter_context(process))

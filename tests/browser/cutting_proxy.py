@@ -17,7 +17,7 @@ class CuttingProxy:
 
     With ``cut_after`` set, each connection that carries an event stream is reset once so many bytes of it have come by;
     the browser may use a connection for something else when its stream has ended.
-    After ``vanish`` nothing gets through until ``come_back``.
+    After ``vanish`` nothing gets through until ``come_back``. ``lead_to`` sends new connections to another server.
 
     The server's ``retry`` is shortened to a tenth of a second, so that many cuts fit into one reply.
     """
@@ -64,6 +64,10 @@ class CuttingProxy:
     def come_back(self) -> None:
         """Let connections through again."""
         self._gone = False
+
+    def lead_to(self, target_port: int) -> None:
+        """Take new connections elsewhere, as a load balancer does that has noticed."""
+        self._target_port = target_port
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._gone:
