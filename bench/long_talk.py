@@ -175,7 +175,9 @@ def report(held: Held, arguments: argparse.Namespace) -> None:
     half = arguments.around // 2
     tenth = slice(TENTH - 1 - half, TENTH + half)
     rows = held.long
-    early, same, late = summed(rows[tenth]), summed(held.young[tenth]), summed(rows[-2 * half - 1 :])
+    late_rows, young_rows = rows[-2 * half - 1 :], held.young[tenth]
+    early, same, late = summed(rows[tenth]), summed(young_rows), summed(late_rows)
+    plain = [pair for pair in zip(late_rows, young_rows, strict=True) if not pair[0].recalled_tokens]
     found = {
         "early": early,
         "same": same,
@@ -185,6 +187,7 @@ def report(held: Held, arguments: argparse.Namespace) -> None:
         "folds": held.folds,
         "ratio": round(late["first_p50_ms"] / early["first_p50_ms"], 2),
         "ratio_same": round(late["first_p50_ms"] / same["first_p50_ms"], 2),
+        "ratio_plain": round(median(each.first_s / other.first_s for each, other in plain), 2) if plain else None,
     }
     if arguments.json:
         print(json.dumps(found))
@@ -207,7 +210,8 @@ def report(held: Held, arguments: argparse.Namespace) -> None:
         )
     print(
         f"\nThe last ones beside those around the 10th: {found['ratio']} x; beside the same messages around the 10th"
-        f" turn of another: {found['ratio_same']} x (1.5 at most is wanted). Folds: {held.folds}."
+        f" turn of another: {found['ratio_same']} x (1.5 at most is wanted), message by message where nothing was"
+        f" recalled: {found['ratio_plain']} x. Folds: {held.folds}."
     )
 
 
