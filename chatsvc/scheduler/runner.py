@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from chatsvc.clock import Clock
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
@@ -76,7 +75,6 @@ class Runner:
         prompts: Prompts,
         checkpoints: Checkpointer,
         forgetter: LogForgetter,
-        clock: Clock,
         log_ttl_s: float,
         history_share: float,
     ) -> None:
@@ -86,7 +84,6 @@ class Runner:
         self._prompts = prompts
         self._checkpoints = checkpoints
         self._forgetter = forgetter
-        self._clock = clock
         self._log_ttl_s = log_ttl_s
         self._history_share = history_share
         self.ended: Counter[tuple[str, str]] = Counter()
@@ -165,7 +162,7 @@ class Runner:
                     response_id=run.id,
                     message_id=run.message_id,
                     model=run.asked_model or run.model,
-                    created_at=self._clock.now(),
+                    created_at=run.created_at,
                     served_model=run.model,
                     degraded=run.degraded,
                 )

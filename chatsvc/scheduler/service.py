@@ -114,7 +114,6 @@ class Scheduler:
             prompts=self.prompts,
             checkpoints=self._checkpoints,
             forgetter=self._forgetter,
-            clock=clock,
             log_ttl_s=self._log_ttl_s,
             history_share=config.degradation.history_share,
         )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from datetime import datetime
 
 import httpx
 import pytest
@@ -29,6 +30,17 @@ async def test_the_reply_streams_and_what_was_shown_is_what_is_stored(api):
     assert rendered.end.data["message_id"] == reply["message_id"]
     assert [event.name for event in rendered.events if event.name != "queued"][:3] == ["start", "context", "delta"]
     assert [event.id for event in rendered.events if event.id] == list(range(1, rendered.last_id + 1))
+
+
+async def test_the_first_event_is_the_same_whichever_attempt_writes_it(api):
+    """Nothing in it is of the attempt: who has seen it may read on in what another one wrote when the log was lost."""
+    reply = await api.start()
+    rendered = await read_to_the_end(api.client, api.stream_url(reply))
+    [start] = rendered.of("start")
+    state = await api.state(reply)
+    moment = [datetime.fromisoformat(each["created_at"]) for each in (start.data, state)]
+    assert moment[0] == moment[1]
+    assert (start.data["response_id"], start.data["message_id"]) == (reply["response_id"], reply["message_id"])
 
 
 async def test_the_answer_to_the_post_comes_before_the_reply_is_written(api):
