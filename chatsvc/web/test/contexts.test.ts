@@ -7,22 +7,9 @@ import { Contexts } from "../src/state/contexts.ts";
 import { Drafts } from "../src/state/drafts.ts";
 import type { LiveReplies } from "../src/state/replies.ts";
 import { readUsed, type Used } from "../src/stream/used.ts";
+import { stored, TIME } from "./thread_world.ts";
 
-const TIME = "2026-01-01T00:00:00Z";
-
-const message = (id: string, role: Message["role"]): Message => ({
-  id,
-  parent_id: null,
-  role,
-  content: id,
-  status: "complete",
-  model: null,
-  response_id: role === "assistant" ? `resp_${id}` : null,
-  finish_reason: null,
-  tokens: null,
-  degraded: [],
-  created_at: TIME,
-});
+const message = (id: string, role: Message["role"]): Message => ({ ...stored(id, null, role), content: id });
 const turns = (...names: string[]): Message[] => names.flatMap((name) => [message(`q${name}`, "user"), message(`a${name}`, "assistant")]);
 const summary = (through: string, version = 1, text = "facts"): Summary => ({
   id: `${through}.${version}`,
