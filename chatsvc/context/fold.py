@@ -186,17 +186,20 @@ def _again_and_again(text: str) -> set[str]:
 
 
 def _before_the_loop(text: str) -> str:
-    """The notes up to the first line that is said again, of those that are said again and again."""
-    loop, kept = _again_and_again(text), []
-    said: set[str] = set()
-    for line in text.splitlines():
+    """The notes up to the first line that is said again, of those that are said again and again.
+
+    Empty where something new comes after it: equal lines in code, say, are no circle.
+    """
+    loop, lines = _again_and_again(text), text.splitlines()
+    said: list[str] = []
+    for place, line in enumerate(lines):
         bare = _unnumbered(line)
-        if bare in said:
-            break
-        if bare in loop:
-            said.add(bare)
-        kept.append(line)
-    return "\n".join(kept)
+        if bare in loop and bare in said:
+            rest = map(_unnumbered, lines[place:])  # the last of them may have been cut short
+            goes_round = all(any(old.startswith(each) for old in said) for each in rest)
+            return "\n".join(lines[:place]) if goes_round else ""
+        said.append(bare)
+    return text
 
 
 def _unnumbered(line: str) -> str:

@@ -212,11 +212,12 @@ def test_lines_that_begin_with_a_number_and_say_different_things_are_no_circle()
         Draft(text="Facts\nA cat.", tokens=101, finish_reason="stop"),
         Draft(text=SAME, tokens=20, finish_reason="stop"),
         Draft(text="Facts\n" + COUNTING, tokens=20, finish_reason="stop"),
+        Draft(text="Facts\n- A mat.\n" + SAME + "- A dog.\n", tokens=20, finish_reason="stop"),
         Draft(text="1. User:", tokens=20, finish_reason="stop"),
     ],
     ids=[
         *("empty", "marks only", "cut by its limit", "without an end", "over the cap", "the same again and again"),
-        *("only counts", "next to nothing"),
+        *("only counts", "goes on after equal lines", "next to nothing"),
     ],
 )
 def test_an_empty_unfinished_or_too_long_draft_is_refused(draft):
