@@ -21,6 +21,16 @@ A, B = "resp_local_a", "resp_local_b"
 OK = AppendResult.OK
 
 
+@pytest.fixture
+async def own_url(data_dir):
+    """URL of a Valkey that nobody else uses: its connections may be counted and cut, its settings changed.
+
+    At the one of the session servers of other tests may still hang, and come back whenever they like.
+    """
+    async with embedded_redis(data_dir, lambda line: None) as url:
+        yield url
+
+
 async def test_s10_an_unreachable_server_is_said_by_every_call():
     log = create_log(f"redis://127.0.0.1:{free_port()}", timeout_s=1)
     calls = (
@@ -80,11 +90,11 @@ async def test_s10_bytes_that_are_no_reply_end_the_connection():
     await server.wait_closed()
 
 
-async def test_s10_the_first_append_after_a_broken_connection_tells_of_the_break(redis_url):
-    log = create_log(redis_url, timeout_s=5)
+async def test_s10_the_first_append_after_a_broken_connection_tells_of_the_break(own_url):
+    log = create_log(own_url, timeout_s=5)
     await log.open(A, 1)
     await log.append([append(A, delta(1))])
-    with redis.Redis.from_url(redis_url) as admin:
+    with redis.Redis.from_url(own_url) as admin:
         assert admin.client_kill_filter(_type="normal", skipme=True) >= 1
     async with asyncio.timeout(60):
         while not log._writes._wire.closed:  # known here too, so that a new one would be made without a word
@@ -96,10 +106,10 @@ async def test_s10_the_first_append_after_a_broken_connection_tells_of_the_break
     await log.aclose()
 
 
-async def test_s10_a_redis_that_refuses_to_write_is_as_good_as_away(redis_url):
-    log = create_log(redis_url, timeout_s=5)
+async def test_s10_a_redis_that_refuses_to_write_is_as_good_as_away(own_url):
+    log = create_log(own_url, timeout_s=5)
     await log.open(A, 1)
-    with redis.Redis.from_url(redis_url) as admin:
+    with redis.Redis.from_url(own_url) as admin:
         admin.config_set("maxmemory", "1")
         try:
             for batch in ([append(A, delta(1))], [append(A, delta(1), delta(2))]):
@@ -243,16 +253,14 @@ async def test_a_server_whose_certificate_nobody_vouches_for_is_not_talked_to(re
         await log.aclose()
 
 
-async def test_redis_sees_three_connections_whatever_happens(data_dir):
-    """On a server of its own: to a shared one others may connect meanwhile."""
-    async with embedded_redis(data_dir, lambda line: None) as url:
-        log = create_log(url, timeout_s=5)
-        async with running(log.tail({A: Position(0, 0)}, 30)):
-            await asyncio.gather(*(log.open(f"resp_local_{number}", 1) for number in range(100)))
-            await log.append([append(f"resp_local_{number}", delta(1)) for number in range(100)])
-            await asyncio.gather(*(log.read(f"resp_local_{number}", 0) for number in range(100)))
-            with redis.Redis.from_url(url, single_connection_client=True) as admin:
-                asking = str(admin.client_id())
-                seen = [client for client in admin.client_list() if client["id"] != asking]
-            assert len(seen) == 3, seen
-        await log.aclose()
+async def test_redis_sees_three_connections_whatever_happens(own_url):
+    log = create_log(own_url, timeout_s=5)
+    async with running(log.tail({A: Position(0, 0)}, 30)):
+        await asyncio.gather(*(log.open(f"resp_local_{number}", 1) for number in range(100)))
+        await log.append([append(f"resp_local_{number}", delta(1)) for number in range(100)])
+        await asyncio.gather(*(log.read(f"resp_local_{number}", 0) for number in range(100)))
+        with redis.Redis.from_url(own_url, single_connection_client=True) as admin:
+            asking = str(admin.client_id())
+            seen = [client for client in admin.client_list() if client["id"] != asking]
+        assert len(seen) == 3, seen
+    await log.aclose()
