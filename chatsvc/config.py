@@ -205,7 +205,8 @@ class ContextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     summary_tokens: Annotated[int, msgspec.Meta(ge=64)] = 1500
     """Longest summary, in tokens; at most an eighth of the window."""
     fold_rest_s: Annotated[float, msgspec.Meta(ge=0)] = 600.0
-    """When a summary could not be made, the same turns are not tried again for so many seconds."""
+    """When a summary could not be made, the same turns are not tried again for so many seconds. Where its drafts were
+    refused, that is a sixteenth of it after the first time, a quarter after the second."""
     warm: bool = True
     """Whether an engine that has nothing else to do reads what the next prompt begins with, where that is new to it:
     after a reply for which old turns were recalled, a fold, or a change of a summary, a pin or the system prompt."""

@@ -71,6 +71,9 @@ class TransformersEmbedderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What stands for the text: the mean over its tokens, the first one, or the last one. See the model's card."""
     device: str = "cpu"
     """``cpu`` or ``cuda``, also ``cuda:1``. A small model on the processor leaves the GPU to the chat model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What is computed with. ``auto``: on a processor bfloat16 where that is faster, which is measured when the model
+    is loaded; else float32."""
     most_tokens: int = 256
     """What is longer is read up to here."""
     unrelated: float | None = None

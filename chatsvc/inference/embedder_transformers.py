@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -17,6 +19,12 @@ from chatsvc.inference.embedder import Embedder, Rows, TransformersEmbedderOptio
 from chatsvc.inference.loading import forget_loaded, load_in_thread
 
 _log = structlog.get_logger(__name__)
+
+_TRIAL: Final = "A question as long as they are: what was it that you said about the trip to the sea with your sister?"
+_TRIALS: Final = 4
+"""The first is not counted: it prepares what the others find."""
+_FASTER: Final = 0.8
+"""Of the time with float32: what gains less than a fifth is not worth its rounding."""
 
 
 class TransformersEmbedder(Embedder):
@@ -60,9 +68,9 @@ class TransformersEmbedder(Embedder):
                     raise EngineUnavailable(
                         f"The embedding model {self.name} cannot be loaded: {_one_line(error)}"
                     ) from error
-                await asyncio.get_running_loop().run_in_executor(self._thread, model.settle)
+                dtype = await asyncio.get_running_loop().run_in_executor(self._thread, model.settle)
                 self._model = model
-                _log.info("embedding model loaded", model=self.name)
+                _log.info("embedding model loaded", model=self.name, dtype=dtype)
             return self._model
 
     def _checked_model(self) -> _Model:
@@ -88,15 +96,35 @@ class _Model:
         self._torch: Any = torch
         self._options = options
         self._tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        self._network: Any = AutoModel.from_pretrained(source, dtype=torch.float32).eval().to(options.device)
+        dtype = torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
+        self._network: Any = AutoModel.from_pretrained(source, dtype=dtype).eval().to(options.device)
 
-    def settle(self) -> None:
-        """Compute in this thread alone.
+    def settle(self) -> str:
+        """Compute in this thread alone, with the faster type; says which.
 
         With a thread for each core, a text takes as long as the busiest of them lets it wait: measured beside other
         work on two cores, 300 ms instead of 10. It holds for the thread that says so, not for others' models.
+
+        Processors that have instructions for bfloat16 take half the time with it, others several times as long. A
+        row's cosine with that of float32 is 0.9999, so both kinds may be compared.
         """
         self._torch.set_num_threads(1)
+        if self._options.dtype == "auto" and self._network.device.type == "cpu":
+            plain = self._network
+            plain_s = self._seconds()
+            self._network = copy.deepcopy(plain).to(self._torch.bfloat16)
+            if self._seconds() > _FASTER * plain_s:
+                self._network = plain
+        return str(self._network.dtype).removeprefix("torch.")
+
+    def _seconds(self) -> float:
+        """How long a question takes now, at best."""
+        took = []
+        for _ in range(_TRIALS):
+            began = time.perf_counter()
+            self.embed([_TRIAL])
+            took.append(time.perf_counter() - began)
+        return min(took[1:])
 
     def embed(self, texts: list[str]) -> Rows:
         """A row for each text."""
@@ -112,8 +140,8 @@ class _Model:
             return_tensors="pt",
         ).to(self._options.device)
         with self._torch.inference_mode():
-            states = self._network(**tokens).last_hidden_state
-            pooled = self._pooled(states, tokens["attention_mask"]).float().cpu().numpy()
+            states = self._network(**tokens).last_hidden_state.float()
+            pooled = self._pooled(states, tokens["attention_mask"]).cpu().numpy()
         rows = np.empty_like(pooled)
         rows[order] = pooled
         return unit(rows)

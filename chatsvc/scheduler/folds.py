@@ -191,6 +191,7 @@ class Folds:
                 summary=summary_tokens,
                 pinned=min(pinned, budget.pinned),
                 recalled=budget.recalled if self._prompts.recalls and view.summary else 0,
+                question=budget.question,
             ),
             fold_at=self._config.fold_at,
             step_tokens=self._config.fold_step_tokens,

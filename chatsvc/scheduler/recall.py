@@ -31,6 +31,7 @@ from chatsvc.inference.base import Engine
 from chatsvc.inference.embedder import Embedder
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
 from chatsvc.scheduler.indexing import Indexer
+from chatsvc.scheduler.question_vectors import QuestionVectors
 from chatsvc.store import RecallBranch, RecallIndex, StoredChunk, StoredPassage
 
 _log = structlog.get_logger(__name__)
@@ -53,13 +54,9 @@ _OFFLOAD: Final = 512
 """Passages that are ranked in a thread, since it takes longer than the event loop should stand still."""
 _OFFLOAD_CHARS: Final = 4000
 """Of a question: so does splitting a longer one into words."""
-_MOST_EMBEDDING: Final = 4
-"""Questions whose vector is being made: one that comes when so many are open would not have its own in time."""
 _KEPT: Final = 256
 _KEPT_S: Final = 30.0
 """An answer is given again for so long: the door and the runner ask the same within moments."""
-_EMBED_CHARS: Final = 2000
-"""Of a question's end: what is asked stands there more often than in front."""
 _SPEAKERS: Final = {Role.USER: "User", Role.ASSISTANT: "Assistant"}
 
 
@@ -88,9 +85,11 @@ class Recall:
         self._clock = clock
         self._most = most
         self._answers: OrderedDict[tuple[object, ...], tuple[float, tuple[Recalled, ...]]] = OrderedDict()
-        self._embedding: set[asyncio.Task[Floats | None]] = set()
-        self._embeds = False
-        """The model has made a vector: until then questions do not queue up for it to load."""
+        self._vectors = QuestionVectors(embedder, self.indexer)
+
+    async def expect(self, conversation_id: str, question: str) -> None:
+        """A message has come that may be asked about in a moment: what takes longest is begun."""
+        await self._vectors.expect(conversation_id, question)
 
     async def recall(
         self,
@@ -134,7 +133,7 @@ class Recall:
         is_long = len(question) > _OFFLOAD_CHARS
         if not (await asyncio.to_thread(terms, question) if is_long else terms(question)):
             return True, ()  # nothing was said that could be compared
-        embedding = self._embed(question)
+        embedding = self._vectors.asked(branch.conversation_id, question)
         name, unrelated = (self._embedder.name, self._embedder.unrelated) if self._embedder else (None, None)
         chunks = await self._index.chunks(branch, version=VERSION, embedder=name)
         lacking = not chunks or chunks[0].missing > 0 or self._lacks_vectors(chunks)
@@ -158,32 +157,6 @@ class Recall:
 
     def _lacks_vectors(self, chunks: Sequence[StoredChunk]) -> bool:
         return self._embedder is not None and any(chunk.passages and chunk.vectors is None for chunk in chunks)
-
-    def _embed(self, question: str) -> asyncio.Task[Floats | None] | None:
-        most = _MOST_EMBEDDING if self._embeds else 1
-        if self._embedder is None or self.indexer.embedder_rests or len(self._embedding) >= most:
-            return None
-        # A task of its own: what comes too late for this question has loaded the model for the next one.
-        task = asyncio.create_task(self._vector(self._embedder, question), name="embed a question")
-        self._embedding.add(task)
-        task.add_done_callback(self._embedding.discard)
-        return task
-
-    async def _vector(self, embedder: Embedder, question: str) -> Floats | None:
-        try:
-            rows = await embedder.embed([question[-_EMBED_CHARS:]])
-        except Exception as error:  # noqa: BLE001
-            # A library of models raises what it likes; words alone decide, whatever it was.
-            self._embeds = False
-            self.indexer.embedder_failed()
-            if isinstance(error, EngineUnavailable):
-                _log.warning("questions are compared by their words only", reason=error.detail)
-            else:
-                _log.exception("questions are compared by their words only", error_type=type(error).__name__)
-            return None
-        self._embeds = True
-        vector: Floats = rows[0]
-        return vector
 
     async def _within(self, scored: Sequence[Scored], budget_tokens: int, model: str) -> tuple[Recalled, ...]:
         """As many as fit, the best first; neighbours are one quotation. What is too long for what is left is passed
@@ -218,9 +191,7 @@ class Recall:
 
     async def aclose(self) -> None:
         """Wait for nothing more."""
-        for task in self._embedding:
-            task.cancel()
-        await asyncio.gather(*self._embedding, return_exceptions=True)
+        await self._vectors.aclose()
 
 
 class Scored(msgspec.Struct, frozen=True):

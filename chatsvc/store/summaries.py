@@ -34,9 +34,11 @@ _QUEUE: Final = statement(
             %(prompt_tokens)s, %(max_tokens)s, true, clock_timestamp()
         FROM conversations c
         WHERE c.id = %(conversation_id)s AND c.user_id = %(user_id)s AND NOT EXISTS (
+            -- What was refused for its words may have others soon; what failed otherwise may fail what it runs on.
             SELECT 1 FROM runs f WHERE f.conversation_id = c.id AND f.fold_through_id = %(through_message_id)s
                 AND f.fold_base_id IS NOT DISTINCT FROM %(base_id)s AND f.status = 'failed'
-                AND f.ended_at > clock_timestamp() - make_interval(secs => %(rest_s)s)
+            HAVING max(f.ended_at) > clock_timestamp() - make_interval(secs => %(rest_s)s * CASE
+                WHEN bool_and(f.error_code = 'summary_refused') THEN least(1, 4.0 ^ (count(*) - 3)) ELSE 1 END)
         ) AND NOT EXISTS (
             -- What was planned from has passed: a fold has been there since, or its base was edited.
             SELECT 1 FROM summaries s LEFT JOIN summaries base ON base.id = %(base_id)s
@@ -125,7 +127,7 @@ class Summaries:
     async def queue(self, fold: NewFold, *, rest_s: float) -> Run | None:
         """Queue a fold.
 
-        None: another one of this conversation is open, the same one failed within ``rest_s``, or what it was planned
+        None: another one of this conversation is open, the same one rests after it failed, or what it was planned
         from is not so any more.
         """
         rows = await self._db.query(

@@ -133,6 +133,6 @@ class Talk:
 
 
 @asynccontextmanager
-async def carried_on(world, store, tmp_path, url, engine):
-    async with scheduler(store, tmp_path, engine=engine) as made:
+async def carried_on(world, store, tmp_path, url, engine, embedder=None):
+    async with scheduler(store, tmp_path, engine=engine, embedder=embedder) as made:
         yield Talk(store, made, await world.conversation(), url)

@@ -63,7 +63,14 @@ async def take_over(store, made):
 
 @asynccontextmanager
 async def scheduler(
-    store, tmp_path, log=None, *, text="fresh words", script="tokens_per_s=50&tokens=200&slots=2", engine=None
+    store,
+    tmp_path,
+    log=None,
+    *,
+    text="fresh words",
+    script="tokens_per_s=50&tokens=200&slots=2",
+    engine=None,
+    embedder=None,
 ):
     log = log or FickleLog()
     hub = Hub(log)
@@ -79,6 +86,7 @@ async def scheduler(
         default_model="small",
         config=Config(data_dir=tmp_path, models={"small": ModelConfig(engine=url)}),
         clock=SystemClock(),
+        embedder=embedder,
     )
     made.log, made.hub, made.writer, made.engine = log, hub, writer, engine
     loops = [asyncio.create_task(loop) for loop in (writer.run(), hub.run(), made.run())]

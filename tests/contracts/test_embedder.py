@@ -25,6 +25,8 @@ KINDS = [
     ),
 ]
 
+SAID = ["I went to the dentist yesterday.", "", "The train to Lisbon is late.", "word " * 500, "我的猫很可爱 🐈"]
+
 
 @pytest.mark.parametrize("setting", KINDS)
 async def test_an_embedder_keeps_its_contract(setting):
@@ -66,6 +68,27 @@ async def test_an_embedder_keeps_its_contract(setting):
     finally:
         await embedder.aclose()
         await embedder.aclose()
+
+
+@pytest.mark.slow
+@needs_minilm
+@pytest.mark.parametrize(
+    ("times", "kept"), [((1.0, 0.5), "bfloat16"), ((1.0, 0.9), "float32"), ((1.0, 7.0), "float32")]
+)
+async def test_of_two_number_types_the_one_is_used_that_is_clearly_faster_here(monkeypatch, times, kept):
+    from chatsvc.inference import embedder_transformers as module
+
+    left = list(times)
+    monkeypatch.setattr(module._Model, "_seconds", lambda self: left.pop(0))
+    embedder, plain = create_embedder("minilm"), create_embedder(f"transformers:{MODEL}?dtype=float32")
+    try:
+        rows, expected = await embedder.embed(SAID), await plain.embed(SAID)
+        assert str(embedder._model._network.dtype) == f"torch.{kept}"
+        assert (rows * expected).sum(1) == pytest.approx(np.ones(len(SAID)), abs=1e-3)
+        assert not left
+    finally:
+        await embedder.aclose()
+        await plain.aclose()
 
 
 @needs_minilm

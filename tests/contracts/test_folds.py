@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from chaos.settle import INVARIANTS
 from folding import WINDOW, WORDS, Scribe, carried_on, is_fold, rows, within
+from recall_world import Letters
 from running_scheduler import take_over
 from store_world import World
 
@@ -328,3 +329,21 @@ async def test_a_turn_too_long_for_the_summariser_is_shortened_in_the_middle(tal
         assert "BEGIN" in prompt.messages[1].content
         assert "END" in prompt.messages[1].content
         assert "[…]" in prompt.messages[1].content
+
+
+async def test_behind_a_fold_a_messages_vector_is_made_while_its_branch_is_read(talking, store, monkeypatch):
+    engine, embedder = Scribe("Facts\nA cat sat."), Letters()
+    async with talking(engine, embedder) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        await talk.turn("Which cat?")
+        ground, made = store.runs.ground, []
+
+        async def seen(*asked):
+            found = await ground(*asked)
+            made.append("Whose cat was it?" in embedder.texts)
+            return found
+
+        monkeypatch.setattr(store.runs, "ground", seen)
+        await talk.turn("Whose cat was it?")
+        assert made == [True]

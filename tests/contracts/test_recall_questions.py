@@ -11,6 +11,7 @@ from store_world import World
 
 from chatsvc.context.words import VERSION
 from chatsvc.errors import EngineUnavailable
+from chatsvc.scheduler import question_vectors
 from chatsvc.scheduler import recall as recall_module
 from chatsvc.store import recall as recall_store
 
@@ -185,11 +186,44 @@ async def test_however_many_ask_few_wait_for_the_model(store, world, embedder, m
     await asyncio.gather(*(ask(recall, branch, f"question {number}") for number in range(20)))
     assert embedder.calls == 1  # it has not made any vector yet: one loads it
     embedder.may_go.set()
-    await asyncio.gather(*recall._embedding)
+    await asyncio.gather(*recall._vectors._tasks.values())
     embedder.may_go.clear()
     embedder.calls = 0
     await asyncio.gather(*(ask(recall, branch, f"and question {number}") for number in range(20)))
-    assert embedder.calls == recall_module._MOST_EMBEDDING
+    assert embedder.calls == question_vectors.MOST
+    await recall.aclose()
+
+
+async def test_a_conversation_that_has_asked_has_its_next_vector_begun_when_the_message_comes(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    recall = recall_of(store, embedder)
+    embedder.texts.clear()
+    await recall.expect(conversation.id, "question 1")
+    assert not recall._vectors._tasks  # it may be too short ever to ask
+    await ask(recall, branch, "question 1")
+    await recall.expect(conversation.id, "question 2")
+    await recall.expect((await world.conversation()).id, "question 3")
+    await asyncio.gather(*recall._vectors._tasks.values())
+    assert embedder.texts == ["question 1", "question 2"]
+    await ask(recall, branch, "question 2")
+    assert embedder.texts == ["question 1", "question 2"]
+    await recall.aclose()
+
+
+async def test_vectors_nobody_asks_for_any_more_are_forgotten_and_failed_ones_made_anew(store, world, embedder):
+    recall = recall_of(store, embedder)
+    vectors = recall._vectors
+    for number in range(3 * question_vectors._KEPT):
+        await vectors.asked("conv_local_1", f"question {number}")
+    assert len(vectors._tasks) <= question_vectors._KEPT
+    embedder.error = EngineUnavailable("away")
+    assert await vectors.asked("conv_local_1", "another") is None
+    embedder.error = None
+    recall.indexer._failed_at = None  # its rest is over
+    assert await vectors.asked("conv_local_1", "another") is not None
     await recall.aclose()
 
 

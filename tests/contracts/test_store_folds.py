@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import psycopg
 import pytest
+from recall_world import rows_committed
 from store_world import ALICE, BOB, MANY, World, complete, failed, stopped, submission
 
 from chatsvc import ids
@@ -311,6 +312,32 @@ async def test_what_failed_is_not_tried_again_at_once(world, store):
     assert await store.runs.finish(fold.id, fold.attempt, failed())
     assert await queued(store, conversation, path[1]) is None
     assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=0) is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "rests"), [("summary_refused", (100, 400, 1600, 1600)), ("engine_failed", (1600, 1600, 1600))]
+)
+async def test_refused_drafts_are_soon_tried_again_and_ever_later(world, store, postgres_url, code, rests):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 2)
+
+    async def again():
+        return await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600)
+
+    async def ended_ago(seconds):
+        await rows_committed(
+            postgres_url, f"UPDATE runs SET ended_at = now() - interval '{seconds} s' WHERE kind = 'fold'"
+        )
+
+    fold = await again()
+    for rest in rests:
+        [fold] = await store.runs.claim([fold.id], "worker-1")
+        await store.runs.finish(fold.id, fold.attempt, msgspec.structs.replace(failed(), error_code=code))
+        await ended_ago(rest - 10)
+        assert await again() is None
+        await ended_ago(rest + 10)
+        fold = await again()
+        assert fold is not None
 
 
 async def test_what_was_stopped_may_be_tried_again_at_once(world, store):

@@ -115,7 +115,7 @@ async def test_the_turn_for_which_the_oldest_are_left_out_finds_all_that_is_left
 
 
 async def test_what_a_fold_has_put_off_that_came_to_nothing_is_read_all_the_same(talking, store):
-    engine = Watched("…", tokens=500)  # a turn is so long that what asks for a fold has no room in the next prompt
+    engine = Watched("…", tokens=650)  # a turn is so long that what asks for a fold has no room in the next prompt
     async with talking(engine) as talk:
         engine.may_warm.clear()
         engine.go_on.clear()

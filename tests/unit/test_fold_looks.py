@@ -128,6 +128,14 @@ async def test_room_for_the_replies_that_are_asked_for_is_planned_with(max_token
     assert bool(shelf.queued) == due
 
 
+@pytest.mark.parametrize(("answer", "due"), [(4400, False), (4650, True)])
+async def test_the_room_that_is_kept_for_a_question_is_planned_with(answer, due):
+    """The room is 6,144 tokens, 384 of them a question's: a fold is due behind four fifths of the rest, 4,608."""
+    shelf = Shelf(10, 10, 10, answer)
+    await folded(shelf)
+    assert bool(shelf.queued) == due
+
+
 @pytest.mark.parametrize("memory", [(), tuple(words(90) for _ in range(10))])
 async def test_an_edit_may_be_as_long_as_a_prompt_shows_it_and_no_longer(memory):
     shelf = Shelf(20, 20, system_prompt=words(3500), memory=memory)

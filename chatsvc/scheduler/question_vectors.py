@@ -1,0 +1,104 @@
+"""The vectors of new questions: begun as soon as a message comes, ready by the time its branch has been read.
+
+message comes ─▶ expect ──▶ embedder ──▶ vector, kept a little
+              └▶ branch from the store ─▶ recall ─▶ begin: under way or there already
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+import structlog
+
+from chatsvc.context.retrieve import Floats
+from chatsvc.errors import EngineUnavailable
+from chatsvc.inference.embedder import Embedder
+from chatsvc.scheduler.indexing import Indexer
+
+_log = structlog.get_logger(__name__)
+
+MOST: Final = 4
+"""Questions whose vector is being made: one that comes when so many are open would not have its own in time."""
+_KEPT: Final = 64
+"""Vectors that are kept for who asks the same again: the same message answered again, say."""
+_CHARS: Final = 2000
+"""Of a question's end: what is asked stands there more often than in front."""
+_ASKING: Final = 1024
+"""Conversations that are known to ask."""
+
+
+class QuestionVectors:
+    """See the module's docstring. ``embedder`` None: there are none."""
+
+    def __init__(self, embedder: Embedder | None, indexer: Indexer) -> None:
+        self._embedder = embedder
+        self._indexer = indexer
+        self._tasks: OrderedDict[str, asyncio.Task[Floats | None]] = OrderedDict()
+        """By the text that is embedded."""
+        self._under_way = 0
+        self._works = False
+        """The model has made a vector: until then questions do not queue up for it to load."""
+        self._asking: OrderedDict[str, None] = OrderedDict()
+
+    async def expect(self, conversation_id: str, question: str) -> None:
+        """A message has come, its branch is still to be read. Where the conversation has asked before, begin."""
+        if conversation_id in self._asking and self._works:
+            self._begin(question)
+            await asyncio.sleep(0)  # a database that answers at once need not let the event loop go round
+
+    def asked(self, conversation_id: str, question: str) -> asyncio.Task[Floats | None] | None:
+        """The task that makes the question's vector, or has made it; its result is None where that failed.
+
+        None: there is no model, it rests after a failure, or too many wait for it.
+        """
+        self._asking[conversation_id] = None
+        self._asking.move_to_end(conversation_id)
+        if len(self._asking) > _ASKING:
+            self._asking.popitem(last=False)
+        return self._begin(question)
+
+    def _begin(self, question: str) -> asyncio.Task[Floats | None] | None:
+        text = question[-_CHARS:]
+        if (known := self._tasks.get(text)) is not None:
+            return known
+        most = MOST if self._works else 1
+        if self._embedder is None or self._indexer.embedder_rests or self._under_way >= most:
+            return None
+        # A task of its own: what comes too late for this question has loaded the model for the next one.
+        self._under_way += 1
+        task = self._tasks[text] = asyncio.create_task(self._vector(self._embedder, text), name="embed a question")
+        task.add_done_callback(lambda done: self._ended(text, done))
+        return task
+
+    def _ended(self, text: str, task: asyncio.Task[Floats | None]) -> None:
+        self._under_way -= 1
+        if task.cancelled() or task.result() is None:
+            del self._tasks[text]  # to be tried again
+        while len(self._tasks) > _KEPT + self._under_way:
+            oldest = next(name for name, one in self._tasks.items() if one.done())
+            del self._tasks[oldest]
+
+    async def _vector(self, embedder: Embedder, text: str) -> Floats | None:
+        try:
+            rows = await embedder.embed([text])
+        except Exception as error:  # noqa: BLE001
+            # A library of models raises what it likes; words alone decide, whatever it was.
+            self._works = False
+            self._indexer.embedder_failed()
+            if isinstance(error, EngineUnavailable):
+                _log.warning("questions are compared by their words only", reason=error.detail)
+            else:
+                _log.exception("questions are compared by their words only", error_type=type(error).__name__)
+            return None
+        self._works = True
+        vector: Floats = rows[0]
+        return vector
+
+    async def aclose(self) -> None:
+        """Wait for nothing more."""
+        left = [task for task in self._tasks.values() if not task.done()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
