@@ -1,15 +1,17 @@
 """How long does the first token take in the 300th turn, beside the 10th?
 
-    python bench/long_talk.py [--data FILE] [--turns 300] [--around 10] [--tokens 40] [--window 4096] [--json]
+    python bench/long_talk.py [--data FILE] [--turns 300] [--places 5] [--around 10] [--tokens 40] [--window 4096]
+        [--json]
 
 Through the whole service, with vLLM on this machine and the default settings: one conversation in which a person says
 what somebody says in a conversation of LoCoMo's schema (see recall.py), one utterance a turn, and the model answers
 with its own words. The next message is sent when nothing runs any more, as after a reader's pause: folds and what else
-happens off the request path are done by then. Timed from sending the message to the first text at the client; compared
-are the medians over ``--around`` turns up to the last and
+happens off the request path are done by then. Timed from sending the message to the first text at the client. A long
+conversation is as quick or slow as its last fold is near or far, so ``--places`` places are looked at, the last one at
+its end, the others ``STRIDE`` turns apart before it. Compared are the medians over ``--around`` turns up to each and
 
     around the 10th    of the same conversation: what is said there need not be as long
-    the same           messages as the last ones, said around the 10th turn of a conversation that begins shortly before
+    the same           messages, said around the 10th turn of another conversation, one for each place
 
 Then questions about what was said long ago.
 """
@@ -40,6 +42,7 @@ from recall_floor import unnamed
 from chatsvc.inference.embedded_model import unpack_embedded_model
 
 TENTH: Final = 10
+STRIDE: Final = 50
 ASKED: Final = 20
 """Questions at the end."""
 IDLE_LOOKS: Final = 3
@@ -65,6 +68,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="file of LoCoMo's schema")
     parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--places", type=int, default=5, help="so many stretches of the conversation are compared")
     parser.add_argument("--around", type=int, default=10, help="so many turns are taken together")
     parser.add_argument("--tokens", type=int, default=40, help="most tokens of a reply")
     parser.add_argument("--window", type=int, default=4096)
@@ -72,6 +76,8 @@ async def main() -> None:
     arguments = parser.parse_args()
     if not arguments.data.is_file():
         sys.exit(f"There is no {arguments.data}. Give a file of LoCoMo's schema with --data.")
+    if arguments.turns < (arguments.places - 1) * STRIDE + TENTH + arguments.around:
+        sys.exit(f"{arguments.turns} turns are too few for {arguments.places} places, {STRIDE} turns apart.")
     talk = next((one for one in read(arguments.data) if len(one.turns) >= arguments.turns), None)
     if talk is None:
         sys.exit(f"No conversation in {arguments.data} has {arguments.turns} turns.")
@@ -80,16 +86,19 @@ async def main() -> None:
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The turns of the conversation, of the one that begins late, and the questions; and how folds ended."""
+    """The turns of the conversation, and of those in which its places are said anew; questions; and how folds ended."""
 
     long: list[Row]
-    young: list[Row]
+    late: list[list[Row]]
+    """By place, the last one first."""
+    young: list[list[Row]]
+    """The same messages."""
     questions: list[Row]
     folds: dict[str, int]
 
 
 async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> Held:
-    """Hold the conversation, ask about it, and hold its end alone."""
+    """Hold the conversation, ask about it, and say its places anew, each in a conversation of its own."""
     data_dir = directory / "data"
     await unpack_embedded_model(data_dir, lambda line: print(line, file=sys.stderr))
     port = free_port()
@@ -104,7 +113,7 @@ async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> He
     }
     base = f"http://127.0.0.1:{port}"
     async with process("-m", "chatsvc", env=env, ready=f"{base}/readyz", log=directory / "chatsvc.log"):
-        long, young = await new_conversations(port, 2)
+        long, *others = await new_conversations(port, 1 + arguments.places)
         said = [unnamed(turn.text) for turn in talk.turns[: arguments.turns]]
         known = {turn.name for turn in talk.turns[: arguments.turns // 2]}
         old = [question.text for question in talk.questions if question.evidence <= known]
@@ -114,12 +123,19 @@ async def held(talk: Talk, directory: Path, arguments: argparse.Namespace) -> He
             rows.append(await turn(long, base, number, text, arguments.tokens))
             if number % 25 == 0 and not arguments.json:
                 print(f"turn {number}: {1000 * rows[-1].first_s:.0f} ms", file=sys.stderr)
-        late = said[-(TENTH + arguments.around // 2) :]
-        again = [await turn(young, base, place, text, arguments.tokens) for place, text in enumerate(late, start=1)]
+        half = arguments.around // 2
+        late, young = [], []
+        for number, other in enumerate(others):
+            end = len(said) - number * STRIDE
+            again = said[end - TENTH - half : end]
+            made = [await turn(other, base, place, text, arguments.tokens) for place, text in enumerate(again, start=1)]
+            late.append(rows[end - 2 * half - 1 : end])
+            young.append(made[TENTH - half - 1 :])
         metrics = await asyncio.to_thread(fetched, f"{base}/metrics")
         return Held(
             long=rows[: len(said)],
-            young=again,
+            late=late,
+            young=young,
             questions=rows[len(said) :],
             folds={how: int(count) for how, count in FOLDS.findall(metrics)},
         )
@@ -173,20 +189,23 @@ def summed(rows: Sequence[Row]) -> dict[str, Any]:
 
 def report(held: Held, arguments: argparse.Namespace) -> None:
     half = arguments.around // 2
-    tenth = slice(TENTH - 1 - half, TENTH + half)
     rows = held.long
-    late_rows, young_rows = rows[-2 * half - 1 :], held.young[tenth]
-    early, same, late = summed(rows[tenth]), summed(young_rows), summed(late_rows)
-    plain = [pair for pair in zip(late_rows, young_rows, strict=True) if not pair[0].recalled_tokens]
+    early = summed(rows[TENTH - 1 - half : TENTH + half])
+    late, same = [[summed(some) for some in each] for each in (held.late, held.young)]
+    all_late, all_same = [[row for some in each for row in some] for each in (held.late, held.young)]
+    plain = [pair for pair in zip(all_late, all_same, strict=True) if not pair[0].recalled_tokens]
     found = {
         "early": early,
-        "same": same,
         "late": late,
+        "same": same,
+        "all_late": summed(sorted(all_late, key=lambda row: row.number)),
+        "all_same": summed(all_same),
         "folded": summed([row for row in rows if row.folded] or rows[-1:]),
         "questions": summed(held.questions) if held.questions else None,
         "folds": held.folds,
-        "ratio": round(late["first_p50_ms"] / early["first_p50_ms"], 2),
-        "ratio_same": round(late["first_p50_ms"] / same["first_p50_ms"], 2),
+        "ratio": ratio(all_late, all_same),
+        "ratio_last": ratio(held.late[0], held.young[0]),
+        "ratio_early": round(late[0]["first_p50_ms"] / early["first_p50_ms"], 2),
         "ratio_plain": round(median(each.first_s / other.first_s for each, other in plain), 2) if plain else None,
     }
     if arguments.json:
@@ -194,25 +213,32 @@ def report(held: Held, arguments: argparse.Namespace) -> None:
         return
     print("| turns | first token, p50 ms | longest | prompt tokens | of them computed | recalled | turns with none |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    names = {
-        "early": "",
-        "same": " of another conversation, the last messages of this one",
-        "late": "",
-        "folded": ", all behind a fold or a cut",
-        "questions": ", questions about old turns",
-    }
-    for key, name in names.items():
-        if (row := found[key]) is None:
-            continue  # none of the questions has all its evidence in the first half
+    lines = [(early, "")]
+    for number, (each, other) in enumerate(zip(late, same, strict=True)):
+        lines += [(each, ""), (other, f", the same messages in conversation {number + 2}")]
+    lines += [
+        (found["all_late"], ", all places together"),
+        (found["all_same"], ", all conversations that say the same together"),
+        (found["folded"], ", all behind a fold or a cut"),
+    ]
+    if held.questions:  # else none has all its evidence in the first half
+        lines.append((found["questions"], ", questions about old turns"))
+    for row, name in lines:
         print(
             f"| {row['turns']}{name} | {row['first_p50_ms']} | {row['first_max_ms']} | {row['prompt']} "
             f"| {row['computed']} | {row['recalled']} | {row['nothing_recalled']:.0%} |"
         )
     print(
-        f"\nThe last ones beside those around the 10th: {found['ratio']} x; beside the same messages around the 10th"
-        f" turn of another: {found['ratio_same']} x (1.5 at most is wanted), message by message where nothing was"
-        f" recalled: {found['ratio_plain']} x. Folds: {held.folds}."
+        f"\nThe late turns beside the same messages around the 10th turn of another conversation: {found['ratio']} x"
+        f" over all places (1.5 at most is wanted), {found['ratio_last']} x at the end; message by message where"
+        f" nothing was recalled {found['ratio_plain']} x. The end beside the 10th turn of its own conversation:"
+        f" {found['ratio_early']} x. Folds: {held.folds}."
     )
+
+
+def ratio(late: Sequence[Row], same: Sequence[Row]) -> float:
+    """Of the medians."""
+    return round(median(row.first_s for row in late) / median(row.first_s for row in same), 2)
 
 
 if __name__ == "__main__":
