@@ -23,7 +23,7 @@ from chatsvc.embedded import Progress, embedded_postgres, embedded_redis, lock_d
 from chatsvc.errors import ChatError, ConfigError, EngineUnavailable
 from chatsvc.inference.embedder import create_embedder
 from chatsvc.inference.factory import create_engine, default_model_name
-from chatsvc.store import open_store
+from chatsvc.store import Schema, look
 from chatsvc.streamlog.factory import create_log
 
 PAGE: Final = Path(chatsvc.__file__).parent / "web" / "dist" / "index.html"
@@ -94,12 +94,16 @@ async def _page(config: Config) -> str:
 
 
 async def _postgres(config: Config) -> str:
-    async with (
-        _outside_or_embedded(config.database.url, config, embedded_postgres) as url,
-        open_store(url, pool_size=1, timeout_s=config.database.timeout_s, wait_s=0) as store,
-    ):
-        await store.ping()
-    return "answers" if config.database.url else "embedded: starts and answers"
+    async with _outside_or_embedded(config.database.url, config, embedded_postgres) as url:
+        schema = await look(url, timeout_s=config.database.timeout_s)
+    return f"{'answers' if config.database.url else 'embedded: starts and answers'}{_SCHEMAS[schema]}"
+
+
+_SCHEMAS: Final = {
+    Schema.NONE: ", and has no tables of chatsvc yet: the next start makes them, or `python -m chatsvc migrate`",
+    Schema.OLDER: ", with an older schema: the next start brings it up to date, or `python -m chatsvc migrate`",
+    Schema.NEWEST: "",
+}
 
 
 async def _redis(config: Config) -> str:

@@ -42,7 +42,7 @@ from chatsvc.store.records import (
 )
 from chatsvc.store.rehearsal import rehearse
 from chatsvc.store.runs import Runs
-from chatsvc.store.schema import migrate
+from chatsvc.store.schema import Schema, look, migrate
 from chatsvc.store.secrets import Secrets
 from chatsvc.store.signals import Signals
 from chatsvc.store.submit import Moved
@@ -65,6 +65,7 @@ __all__ = [
     "RecallDue",
     "RecallIndex",
     "Regeneration",
+    "Schema",
     "SettledReply",
     "Signal",
     "Store",
@@ -72,6 +73,7 @@ __all__ = [
     "StoredPassage",
     "Submission",
     "Submitted",
+    "look",
     "migrate",
     "open_store",
 ]

@@ -1,4 +1,4 @@
-"""Bring the schema up to date: alembic's migrations in one transaction, one process at a time.
+"""See how the schema stands, and bring it up to date: alembic's migrations in one transaction, one process at a time.
 
 The lock is an advisory one of Postgres, held by a connection of its own for as long as the migrations take; others
 wait for it and then find nothing left to do.
@@ -7,11 +7,13 @@ wait for it and then find nothing left to do.
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from pathlib import Path
 from typing import Final
 
 import alembic.command
+import alembic.script
 import alembic.util
 import psycopg
 import sqlalchemy
@@ -20,6 +22,7 @@ from alembic.config import Config
 from sqlalchemy.exc import SQLAlchemyError
 
 from chatsvc.errors import ConfigError, StoreFull, StoreUnavailable
+from chatsvc.store.pool import Database
 
 _log = structlog.get_logger(__name__)
 
@@ -34,6 +37,46 @@ _SAY_EVERY_S: Final = 10.0
 _PERMANENT: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "no password supplied")
 """Refusals that waiting does not cure. They have no codes at this stage of a connection; said in another language they
 are waited for like the others."""
+
+
+_VERSIONED: Final = "SELECT to_regclass('alembic_version') IS NOT NULL AS is_there"
+_VERSION: Final = "SELECT version_num FROM alembic_version"
+
+
+class Schema(enum.Enum):
+    """How a database's schema stands to this version's."""
+
+    NONE = "none"
+    OLDER = "older"
+    NEWEST = "newest"
+
+
+async def look(url: str, *, timeout_s: float) -> Schema:
+    """Connect once and see what schema there is; nothing is changed.
+
+    Raises ``StoreUnavailable``, and ``ConfigError`` when a newer version of chatsvc made the schema.
+    """
+    database = Database(url, size=1, timeout_s=timeout_s)
+    try:
+        await database.ping()
+        [found] = await database.query(_VERSIONED)
+        rows = await database.query(_VERSION) if found["is_there"] else []
+    finally:
+        await database.close()
+    return _standing([row["version_num"] for row in rows])
+
+
+def _standing(versions: list[str]) -> Schema:
+    if not versions:
+        return Schema.NONE
+    scripts = alembic.script.ScriptDirectory.from_config(_config())
+    if versions == scripts.get_heads():
+        return Schema.NEWEST
+    try:
+        scripts.get_revisions(versions)
+    except alembic.util.CommandError as error:
+        raise _unknown(error) from error
+    return Schema.OLDER
 
 
 async def migrate(url: str, *, wait_s: float = 30.0) -> None:
@@ -56,7 +99,7 @@ def _migrate(url: str, wait_s: float) -> None:
                 raise ConfigError([f"The database is encoded in {encoding}. Make one with ENCODING 'UTF8'."])
             _upgrade_when_free(url)
     except alembic.util.CommandError as error:
-        raise ConfigError([f"The database has a schema that this version of chatsvc does not know: {error}"]) from error
+        raise _unknown(error) from error
     except (SQLAlchemyError, psycopg.Error) as error:
         cause = getattr(error, "orig", None) or error
         if isinstance(cause, psycopg.errors.DiskFull):
@@ -90,8 +133,7 @@ def _upgrade_when_free(url: str) -> None:
 
 
 def _upgrade(url: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    config = _config()
     # The URL goes to psycopg as it is: SQLAlchemy would understand another dialect of it.
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://", creator=lambda: _impatient(url), poolclass=sqlalchemy.NullPool
@@ -137,6 +179,16 @@ def _connect(url: str, wait_s: float) -> psycopg.Connection:
                     reason=_one_line(error),
                 )
         time.sleep(_RETRY_S)
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    return config
+
+
+def _unknown(error: alembic.util.CommandError) -> ConfigError:
+    return ConfigError([f"The database has a schema that this version of chatsvc does not know: {error}"])
 
 
 def _scripts() -> Path:

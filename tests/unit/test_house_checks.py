@@ -3,7 +3,9 @@
 import io
 import socket
 
+import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from chatsvc import checks
 from chatsvc.checks import check
@@ -73,3 +75,30 @@ async def test_a_model_is_not_asked_of_a_process_that_runs_none(outcome):
             CHATSVC_ROLES="api", CHATSVC_ENGINE="scripted:?tokns=1", CHATSVC_CONTEXT_EMBEDDER="vllm:/no/such/model"
         )
     )[0]
+
+
+async def test_an_empty_database_is_said_to_be_empty_and_nothing_else_is_said(outcome, empty_postgres_url):
+    with capture_logs() as logged:
+        well, _, lines = await outcome(CHATSVC_DATABASE_URL=empty_postgres_url)
+    assert well
+    assert lines[3].endswith(
+        "answers, and has no tables of chatsvc yet: the next start makes them, or `python -m chatsvc migrate`"
+    )
+    assert logged == []
+    with psycopg.connect(empty_postgres_url) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "words"), [("0003", "OK  ", "older schema"), ("9999", "FAIL", "does not know")]
+)
+async def test_a_schema_of_another_version_is_told(outcome, postgres_url, version, verdict, words):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        newest = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        connection.execute("UPDATE alembic_version SET version_num = %s", [version])
+        try:
+            _, _, lines = await outcome()
+        finally:
+            connection.execute("UPDATE alembic_version SET version_num = %s", newest)
+    assert lines[3].startswith(verdict)
+    assert words in lines[3]
