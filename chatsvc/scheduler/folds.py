@@ -28,6 +28,7 @@ from chatsvc.limits import TierName
 from chatsvc.run import Run
 from chatsvc.scheduler.active import ActiveRun
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
+from chatsvc.scheduler.next_reply import asked_tokens
 from chatsvc.scheduler.prompts import Prompts
 from chatsvc.store import NewFold, Store
 
@@ -50,8 +51,6 @@ class _Branch(msgspec.Struct, frozen=True):
     leaf_id: str | None
     """None: the head."""
     model: str
-    max_tokens: int | None = None
-    """The longest reply, if the request named it: the next one is likely to do so too."""
 
 
 class Folds:
@@ -125,7 +124,7 @@ class Folds:
         report = prepared.report
         tokens = report.prompt_tokens + active.output_tokens
         if report.left_out or tokens > _LOOK_FROM * self._config.fold_at * report.window:
-            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model, run.max_tokens))
+            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model))
 
     def look_again(self, run: Run) -> None:
         """What a fold went on from was changed meanwhile: look at the conversation's head."""
@@ -169,20 +168,19 @@ class Folds:
             conversation, view = await self._store.conversations.view(
                 branch.user_id, branch.conversation_id, leaf, leaf_may_be_folded=True
             )
-            await self.fold_if_due(conversation, view, branch.model, branch.max_tokens)
+            await self.fold_if_due(conversation, view, branch.model)
 
-    async def fold_if_due(
-        self, conversation: Conversation, view: BranchView, model: str, max_tokens: int | None = None
-    ) -> bool:
-        """Queue a fold of this branch if it is long enough; whether one is needed. Raises ``StoreUnavailable``.
+    async def fold_if_due(self, conversation: Conversation, view: BranchView, model: str) -> bool:
+        """Queue a fold of this branch if it is long enough; whether one is needed.
 
-        ``max_tokens``: the longest reply that is asked for, where that is known.
+        Raises ``NotFound`` and ``StoreUnavailable``.
         """
         engine = self._engines[model]
         window = engine.limits.most
         history = await self._counted(model, engine, view.verbatim)
         summary_tokens = len(await engine.encode(view.summary.text)) if view.summary else 0
-        budget = await self._budget(conversation, model, engine, max_tokens)
+        asked = await asked_tokens(self._store, conversation.user_id, view.verbatim)
+        budget = await self._budget(conversation, model, engine, asked)
         pinned = sum(message.tokens for message in await self._counted(model, engine, view.pinned))
         fold = plan(
             history,

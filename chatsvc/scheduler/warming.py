@@ -38,6 +38,7 @@ from chatsvc.scheduler.active import ActiveRun
 from chatsvc.scheduler.line import Spare
 from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.next_prefix import ended, prefix
+from chatsvc.scheduler.next_reply import asked_tokens
 from chatsvc.scheduler.prompts import Prompts
 from chatsvc.scheduler.shared_state import Home
 from chatsvc.scheduler.wanted import Wanted
@@ -67,7 +68,6 @@ class _Wish(msgspec.Struct, frozen=True, kw_only=True):
     noted_at: float
     model: str | None = None
     leaf_id: str | None = None
-    max_tokens: int | None = None
     tokens: int = 0
     """Of the prefix, where that is known."""
     changed: bool = False
@@ -150,7 +150,6 @@ class Warming:
                     noted_at=self._clock.monotonic(),
                     model=run.model,
                     leaf_id=run.message_id,
-                    max_tokens=run.max_tokens,
                 )
             )
 
@@ -321,7 +320,7 @@ class Warming:
             conversation=conversation,
             view=BranchView(summary=view.summary, pinned=view.pinned, verbatim=verbatim),
             leaf_id=leaf,
-            max_tokens=wish.max_tokens,
+            max_tokens=await asked_tokens(self._store, wish.user_id, verbatim),
         )
 
     async def _is_of_use(self, wish: _Wish, conversation: Conversation, model: str) -> bool:

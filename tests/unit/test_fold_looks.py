@@ -31,15 +31,15 @@ def words(count):
 
 
 class Shelf:
-    """A store of one conversation; keeps the folds that are queued."""
+    """A store of one conversation; keeps the folds that are queued. ``asked``: what its last request named."""
 
-    def __init__(self, *sizes, summary=None, **fields):
+    def __init__(self, *sizes, summary=None, asked=None, **fields):
         self.conversation = msgspec.structs.replace(CONVERSATION, **fields)
         turns = [
             Message(
                 id=f"msg_{number}", conversation_id="conv_1", parent_id=f"msg_{number - 1}",
                 role=Role.ASSISTANT if number % 2 else Role.USER, content=words(size), status=RunStatus.COMPLETE,
-                created_at=BEGAN, tokens=size,
+                created_at=BEGAN, tokens=size, response_id=f"resp_{number}" if number % 2 else None,
             )
             for number, size in enumerate(sizes)
         ]  # fmt: skip
@@ -47,7 +47,12 @@ class Shelf:
         self.queued = []
         self.edits = []
         self.error = None
+        self.asked = {f"resp_{number}": None for number in range(len(sizes))} | {f"resp_{len(sizes) - 1}": asked}
         self.conversations = self.summaries = self
+        self.runs = SimpleNamespace(get=self.run)
+
+    async def run(self, user_id, response_id):
+        return SimpleNamespace(max_tokens=self.asked[response_id])
 
     async def view(self, user_id, conversation_id, leaf, *, leaf_may_be_folded):
         if self.error:
@@ -82,10 +87,12 @@ async def tokens_of(text):
     return len(await ScriptedEngine(ScriptedOptions(window=WINDOW), model="m").encode(text))
 
 
-def ended(prompt_tokens, output_tokens, *, max_tokens=None, conversation_id="conv_1"):
-    run = SimpleNamespace(
-        user_id="ada", conversation_id=conversation_id, message_id="msg_1", model="m", max_tokens=max_tokens
-    )
+def a_run(conversation_id="conv_1") -> Any:
+    return SimpleNamespace(user_id="ada", conversation_id=conversation_id, message_id="msg_1", model="m")
+
+
+def ended(prompt_tokens, output_tokens, *, conversation_id="conv_1"):
+    run = a_run(conversation_id)
     report = SimpleNamespace(left_out=0, prompt_tokens=prompt_tokens, window=WINDOW)
     active: Any = SimpleNamespace(run=run, prepared=SimpleNamespace(report=report), output_tokens=output_tokens)
     return active
@@ -99,9 +106,9 @@ async def test_after_a_short_prompt_a_long_reply_is_reason_enough_to_look():
     assert folds.looking
 
 
-async def folded(shelf, max_tokens=None):
+async def folded(shelf):
     folds = looking(shelf)
-    return await folds.fold_if_due(shelf.conversation, shelf.shown, "m", max_tokens)
+    return await folds.fold_if_due(shelf.conversation, shelf.shown, "m")
 
 
 async def test_what_the_user_wants_to_be_known_takes_room_that_is_planned_with():
@@ -114,13 +121,17 @@ async def test_what_the_user_wants_to_be_known_takes_room_that_is_planned_with()
     assert len(shelf.queued) == 1
 
 
-@pytest.mark.parametrize(("max_tokens", "due"), [(None, False), (10, False), (2048, False), (4000, True), (8000, True)])
-async def test_room_for_the_replies_that_are_asked_for_is_planned_with(max_tokens, due):
+@pytest.mark.parametrize("after", ["a reply", "a fold that came too late"])
+@pytest.mark.parametrize(("asked", "due"), [(None, False), (10, False), (2048, False), (4000, True), (8000, True)])
+async def test_room_for_the_replies_that_are_asked_for_is_planned_with(asked, due, after):
     """Else turns would be left out of every prompt, and never folded."""
-    shelf = Shelf(*[100, 500] * 6)
+    shelf = Shelf(*[100, 500] * 6, asked=asked)
     folds = looking(shelf)
     running = asyncio.create_task(folds.run())
-    folds.consider(ended(3600, 100, max_tokens=max_tokens))
+    if after == "a reply":
+        folds.consider(ended(3600, 100))
+    else:
+        folds.look_again(a_run())
     async with asyncio.timeout(30):
         while folds.looking:
             await asyncio.sleep(0)
@@ -175,5 +186,5 @@ async def test_for_whatever_reply_is_asked_half_of_the_usual_room_is_not_folded_
     window, system = WINDOW, 3000
     usual = (window - system - window // 4) // 2
     short = [10, 90] * (int(usual * 0.7) // 110)
-    for max_tokens in (window // 2, window - 3500, window):
-        assert not await folded(Shelf(*short, system_prompt=words(system)), max_tokens)
+    for asked in (window // 2, window - 3500, window):
+        assert not await folded(Shelf(*short, system_prompt=words(system), asked=asked))

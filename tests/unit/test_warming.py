@@ -155,6 +155,24 @@ async def test_of_a_conversation_one_is_read_at_a_time_and_the_newest_counts():
         assert world.ended == {("m", "given_up"): 1, ("m", "read"): 1}
 
 
+@pytest.mark.parametrize("after", ["a reply", "a fold", "a change"])
+async def test_room_for_a_reply_as_long_as_the_last_one_asked_for_is_kept_whatever_it_is_read_after(after):
+    """What the next prompt leaves out hangs on it: else what is read is not what that prompt begins with."""
+    async with warming() as world:
+        world.engine.may_read.set()
+        world.served()
+        for world.shelf.asked in (None, 8165):
+            if after == "a reply":
+                world.warming.after_reply(reply())
+            elif after == "a fold":
+                world.warming.after_fold(as_run())
+            else:
+                world.warming.changed("ada", "conv_1")
+            await until(lambda: not world.warming.busy)
+        usual, long = world.engine.read
+        assert long < usual
+
+
 async def test_what_was_changed_is_read_where_the_conversation_was_served_lately():
     async with warming() as world:
         world.engine.may_read.set()

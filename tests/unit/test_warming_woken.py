@@ -21,9 +21,10 @@ RUN = WaitingRun(id="run", user_id="bob", tier=TierName.FREE, model="m", prompt_
 
 
 class Queued:
-    """Rows of runs that others claim."""
+    """Rows of runs that others claim. ``get``: of those that have ended."""
 
-    def __init__(self):
+    def __init__(self, get):
+        self.get = get
         self.rows: list[WaitingRun] = []
 
     async def queued(self, *, limit):
@@ -38,7 +39,7 @@ class Replica:
 
     def __init__(self, world, board):
         self.world = world
-        self.runs = world.shelf.runs = Queued()
+        self.runs = world.shelf.runs = Queued(world.shelf.run)
         self._there = MemoryState(board)
         self.replicas = Replicas(state=MemoryState(board), fleet=world.fleet, lines=world.lines, clock=world.clock)
         nobody: Any = None

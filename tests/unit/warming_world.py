@@ -66,7 +66,14 @@ class Shelf:
         self.head_id = "r"
         self.may_view = asyncio.Event()
         self.may_view.set()
+        self.asked: int | None = None
+        """The longest reply that the last request named."""
         self.conversations = self.allowances = self
+        self.runs = SimpleNamespace(get=self.run)
+
+    async def run(self, user_id, response_id):
+        assert response_id == "resp_1"
+        return SimpleNamespace(max_tokens=self.asked)
 
     def _conversation(self, name):
         if self.error:
@@ -174,7 +181,7 @@ async def settled():
 
 
 def as_run(name="conv_1", kind=RunKind.REPLY) -> Any:
-    return SimpleNamespace(user_id="ada", conversation_id=name, message_id="r", model="m", max_tokens=None, kind=kind)
+    return SimpleNamespace(user_id="ada", conversation_id=name, message_id="r", model="m", kind=kind)
 
 
 def reply(*, recalled=("x",), complete=True, name="conv_1", output_tokens=9, room=9, verbatim=99) -> Any:
