@@ -64,11 +64,11 @@ class TransformersEmbedder(Embedder):
             if self._model is None:
                 try:
                     model = await load_in_thread(self._checked_model, lambda _: None)
+                    dtype = await asyncio.get_running_loop().run_in_executor(self._thread, model.settle)
                 except Exception as error:
                     raise EngineUnavailable(
                         f"The embedding model {self.name} cannot be loaded: {_one_line(error)}"
                     ) from error
-                dtype = await asyncio.get_running_loop().run_in_executor(self._thread, model.settle)
                 self._model = model
                 _log.info("embedding model loaded", model=self.name, dtype=dtype)
             return self._model
@@ -112,8 +112,13 @@ class _Model:
         if self._options.dtype == "auto" and self._network.device.type == "cpu":
             plain = self._network
             plain_s = self._seconds()
-            self._network = copy.deepcopy(plain).to(self._torch.bfloat16)
-            if self._seconds() > _FASTER * plain_s:
+            try:
+                self._network = copy.deepcopy(plain).to(self._torch.bfloat16)
+                if self._seconds() > _FASTER * plain_s:
+                    self._network = plain
+            except Exception as error:  # noqa: BLE001
+                # Some models have parts that are not made for it, and there may be no memory for a copy.
+                _log.info("embedding model computes with float32", reason=_one_line(error))
                 self._network = plain
         return str(self._network.dtype).removeprefix("torch.")
 

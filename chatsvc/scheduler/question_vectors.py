@@ -7,6 +7,7 @@ message comes ─▶ expect ──▶ embedder ──▶ vector, kept a little
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from typing import Final
 
@@ -14,6 +15,7 @@ import structlog
 
 from chatsvc.context.retrieve import Floats
 from chatsvc.errors import EngineUnavailable
+from chatsvc.events import clean_text
 from chatsvc.inference.embedder import Embedder
 from chatsvc.scheduler.indexing import Indexer
 
@@ -21,10 +23,14 @@ _log = structlog.get_logger(__name__)
 
 MOST: Final = 4
 """Questions whose vector is being made: one that comes when so many are open would not have its own in time."""
+_MOST_EXPECTED: Final = MOST - 1
+"""Of them before anyone asks: what is only expected may be refused yet, and leaves a place for what is not."""
 _KEPT: Final = 64
 """Vectors that are kept for who asks the same again: the same message answered again, say."""
-_CHARS: Final = 2000
-"""Of a question's end: what is asked stands there more often than in front."""
+_CHARS: Final = 1000
+"""Of a question's end: what is asked stands there more often than in front. More than some 250 tokens, of four
+characters each, a small model does not read, and would leave out this very end.
+"""
 _ASKING: Final = 1024
 """Conversations that are known to ask."""
 
@@ -35,8 +41,8 @@ class QuestionVectors:
     def __init__(self, embedder: Embedder | None, indexer: Indexer) -> None:
         self._embedder = embedder
         self._indexer = indexer
-        self._tasks: OrderedDict[str, asyncio.Task[Floats | None]] = OrderedDict()
-        """By the text that is embedded."""
+        self._tasks: OrderedDict[bytes, asyncio.Task[Floats | None]] = OrderedDict()
+        """By a digest of who asks what: a text stays no longer than its conversation, and nobody finds another's."""
         self._under_way = 0
         self._works = False
         """The model has made a vector: until then questions do not queue up for it to load."""
@@ -45,7 +51,7 @@ class QuestionVectors:
     async def expect(self, conversation_id: str, question: str) -> None:
         """A message has come, its branch is still to be read. Where the conversation has asked before, begin."""
         if conversation_id in self._asking and self._works:
-            self._begin(question)
+            self._begin(conversation_id, question, _MOST_EXPECTED)
             await asyncio.sleep(0)  # a database that answers at once need not let the event loop go round
 
     def asked(self, conversation_id: str, question: str) -> asyncio.Task[Floats | None] | None:
@@ -57,32 +63,33 @@ class QuestionVectors:
         self._asking.move_to_end(conversation_id)
         if len(self._asking) > _ASKING:
             self._asking.popitem(last=False)
-        return self._begin(question)
+        return self._begin(conversation_id, question, MOST if self._works else 1)
 
-    def _begin(self, question: str) -> asyncio.Task[Floats | None] | None:
-        text = question[-_CHARS:]
-        if (known := self._tasks.get(text)) is not None:
+    def _begin(self, conversation_id: str, question: str, most: int) -> asyncio.Task[Floats | None] | None:
+        text = clean_text(question[-_CHARS:])
+        key = hashlib.sha256(f"{conversation_id} {text}".encode()).digest()
+        if (known := self._tasks.get(key)) is not None:
             return known
-        most = MOST if self._works else 1
         if self._embedder is None or self._indexer.embedder_rests or self._under_way >= most:
             return None
         # A task of its own: what comes too late for this question has loaded the model for the next one.
         self._under_way += 1
-        task = self._tasks[text] = asyncio.create_task(self._vector(self._embedder, text), name="embed a question")
-        task.add_done_callback(lambda done: self._ended(text, done))
+        task = self._tasks[key] = asyncio.create_task(self._vector(self._embedder, text), name="embed a question")
+        task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
-    def _ended(self, text: str, task: asyncio.Task[Floats | None]) -> None:
+    def _ended(self, key: bytes, task: asyncio.Task[Floats | None]) -> None:
         self._under_way -= 1
-        if task.cancelled() or task.result() is None:
-            del self._tasks[text]  # to be tried again
+        failed = task.cancelled() or task.exception() is not None or task.result() is None
+        if failed and self._tasks.get(key) is task:
+            del self._tasks[key]  # to be tried again
         while len(self._tasks) > _KEPT + self._under_way:
             oldest = next(name for name, one in self._tasks.items() if one.done())
             del self._tasks[oldest]
 
     async def _vector(self, embedder: Embedder, text: str) -> Floats | None:
         try:
-            rows = await embedder.embed([text])
+            vector: Floats = (await embedder.embed([text]))[0]
         except Exception as error:  # noqa: BLE001
             # A library of models raises what it likes; words alone decide, whatever it was.
             self._works = False
@@ -93,7 +100,6 @@ class QuestionVectors:
                 _log.exception("questions are compared by their words only", error_type=type(error).__name__)
             return None
         self._works = True
-        vector: Floats = rows[0]
         return vector
 
     async def aclose(self) -> None:

@@ -297,4 +297,5 @@ async def _in_time(embedding: asyncio.Task[Floats | None] | None) -> Floats | No
     if embedding is None:
         return None
     done, _ = await asyncio.wait({embedding}, timeout=VECTOR_S)
-    return embedding.result() if done else None
+    # A model that is being closed takes its vectors with it, not the replies.
+    return embedding.result() if done and not embedding.cancelled() else None

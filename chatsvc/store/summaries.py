@@ -35,10 +35,13 @@ _QUEUE: Final = statement(
         FROM conversations c
         WHERE c.id = %(conversation_id)s AND c.user_id = %(user_id)s AND NOT EXISTS (
             -- What was refused for its words may have others soon; what failed otherwise may fail what it runs on.
+            -- How often it was tried is counted over eight rests: who comes back after months begins anew.
             SELECT 1 FROM runs f WHERE f.conversation_id = c.id AND f.fold_through_id = %(through_message_id)s
                 AND f.fold_base_id IS NOT DISTINCT FROM %(base_id)s AND f.status = 'failed'
+                AND f.ended_at > clock_timestamp() - make_interval(secs => 8 * %(rest_s)s)
             HAVING max(f.ended_at) > clock_timestamp() - make_interval(secs => %(rest_s)s * CASE
-                WHEN bool_and(f.error_code = 'summary_refused') THEN least(1, 4.0 ^ (count(*) - 3)) ELSE 1 END)
+                WHEN (array_agg(f.error_code ORDER BY f.ended_at DESC))[1] = 'summary_refused'
+                THEN least(1, 4.0 ^ (count(*) - 3)) ELSE 1 END)
         ) AND NOT EXISTS (
             -- What was planned from has passed: a fold has been there since, or its base was edited.
             SELECT 1 FROM summaries s LEFT JOIN summaries base ON base.id = %(base_id)s

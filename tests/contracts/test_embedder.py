@@ -91,6 +91,44 @@ async def test_of_two_number_types_the_one_is_used_that_is_clearly_faster_here(m
         await plain.aclose()
 
 
+@pytest.mark.slow
+@needs_minilm
+async def test_a_model_that_cannot_compute_with_the_shorter_numbers_computes_with_the_longer(monkeypatch):
+    from chatsvc.inference import embedder_transformers as module
+
+    plain = module._Model.embed
+
+    def embed(self, texts):
+        if self._network.dtype != self._torch.float32:
+            raise RuntimeError("a kernel is not implemented for 'BFloat16'")
+        return plain(self, texts)
+
+    monkeypatch.setattr(module._Model, "embed", embed)
+    embedder = create_embedder("minilm")
+    try:
+        assert (await embedder.embed(SAID)).shape == (len(SAID), 384)
+    finally:
+        await embedder.aclose()
+
+
+@pytest.mark.slow
+@needs_minilm
+async def test_a_model_that_cannot_compute_at_all_is_said_too(monkeypatch):
+    from chatsvc.inference import embedder_transformers as module
+
+    def embed(self, texts):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(module._Model, "embed", embed)
+    embedder = create_embedder("minilm")
+    try:
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match="no memory"):
+                await embedder.embed(SAID)
+    finally:
+        await embedder.aclose()
+
+
 @needs_minilm
 async def test_nothing_is_loaded_before_it_is_asked():
     began = time.monotonic()

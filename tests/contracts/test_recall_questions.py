@@ -138,6 +138,20 @@ async def test_a_question_does_not_wait_for_a_model_that_loads(store, world, emb
     assert "User: question 1" in lines(await ask(recall_of(store, embedder), branch, "question 1"))
 
 
+async def test_a_model_that_is_closed_while_a_question_waits_takes_its_vector_only(store, world, embedder):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    recall = recall_of(store, embedder)
+    embedder.may_go.clear()
+    asking = asyncio.create_task(ask(recall, branch, "question 1"))
+    while not recall._vectors._tasks:
+        await asyncio.sleep(0)
+    await recall.aclose()
+    assert "User: question 1" in lines(await asking)
+
+
 class Unthought(Exception):
     """A library's own, of no kind that we know."""
 

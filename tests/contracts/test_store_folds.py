@@ -340,6 +340,32 @@ async def test_refused_drafts_are_soon_tried_again_and_ever_later(world, store, 
         assert fold is not None
 
 
+@pytest.mark.parametrize(("code", "days", "rest"), [("summary_refused", 90, 100), ("engine_failed", 0.02, 400)])
+async def test_how_long_refused_turns_rest_depends_on_the_last_failure_and_how_many_there_were_lately(
+    world, store, postgres_url, code, days, rest
+):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 2)
+
+    async def failing(code, ago):
+        fold = await store.summaries.queue(new_fold(conversation, path[1]), rest_s=0)
+        [fold] = await store.runs.claim([fold.id], "worker-1")
+        await store.runs.finish(fold.id, fold.attempt, msgspec.structs.replace(failed(), error_code=code))
+        await ended_ago(fold, ago)
+        return fold
+
+    async def ended_ago(fold, ago):
+        await rows_committed(
+            postgres_url, f"UPDATE runs SET ended_at = now() - interval '{ago}' WHERE id = '{fold.id}'"
+        )
+
+    await failing(code, f"{days} days")
+    fold = await failing("summary_refused", f"{rest - 10} s")
+    assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600) is None
+    await ended_ago(fold, f"{rest + 10} s")
+    assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600) is not None
+
+
 async def test_what_was_stopped_may_be_tried_again_at_once(world, store):
     conversation = await world.conversation()
     path = await world.turns(conversation, 2)
