@@ -105,15 +105,20 @@ _WRITE: Final = statement(
 
 
 # A hurried run: its transaction is over, and seen by all, before it is on the disk, so that a replica that hears of it
-# may claim it meanwhile (ADR 11). ``KEEP`` commits a message that says nothing in the usual way: when that returns it
-# is on the disk, and so is all that was committed before.
+# may claim it meanwhile (ADR 11). ``KEEP`` commits something in the usual way: when that returns it is on the disk, and
+# so is all that was committed before. That something is a lock on the message that is answered, which only its deletion
+# would wait for: locks of rows are in the journal, and need no right that the run did not need. Of a message that was
+# deleted the deletion is on the disk already, else it would not be seen.
 _HURRY: Final = "SELECT set_config('synchronous_commit', 'off', true)"
 KEEP: Final = statement(
     """
-    SELECT pg_logical_emit_message(true, 'chatsvc', ''), (SELECT
+    SELECT (SELECT
     """,
     NOTIFY_QUEUED,
-    "::text FROM runs run WHERE run.id = %(id)s AND run.status = 'queued')",
+    """
+    ::text FROM runs run WHERE run.id = %(id)s AND run.status = 'queued')
+    FROM messages WHERE id = (SELECT user_message_id FROM runs WHERE id = %(id)s) FOR KEY SHARE
+    """,
 )
 
 

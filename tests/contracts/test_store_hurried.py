@@ -12,6 +12,7 @@ from chatsvc.store.conversations import Conversations
 from chatsvc.store.pool import Database
 from chatsvc.store.records import NewConversation
 from chatsvc.store.runs import Runs
+from chatsvc.store.submit import KEEP
 
 WRITTEN = "SELECT pg_current_wal_insert_lsn()"
 IS_ON_DISK = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
@@ -26,6 +27,14 @@ NOTE_COMMITS = """
     CREATE CONSTRAINT TRIGGER note_commit AFTER INSERT ON runs DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW EXECUTE FUNCTION note_commit();
 """
+# A server that was hardened: the role may do with our tables as it likes, and call what everybody needs, no more.
+HARDENED = """
+    CREATE ROLE hardened LOGIN;
+    REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC;
+    GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO hardened;
+"""
+AS_BEFORE = "GRANT EXECUTE ON FUNCTION {} TO PUBLIC; DROP OWNED BY hardened; DROP ROLE hardened"
+EMITS = "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'"
 HOW_COMMITTED = "SELECT waits FROM commits WHERE run_id = %s"
 
 
@@ -101,6 +110,34 @@ async def test_what_is_kept_is_on_the_disk_and_what_follows_waits_for_it_as_ever
         await runs.keep(submitted.run.id)
         assert await one(watch, IS_ON_DISK, written)
         assert await database.query("SHOW synchronous_commit") == [{"synchronous_commit": "on"}]
+
+
+async def test_a_role_that_may_only_read_and_write_tables_can_keep_a_run(database, watch, postgres_url):
+    conversation = await Conversations(database).create(ALICE, NewConversation(id=ids.new_conversation_id()))
+    emits = sql.SQL(", ".join([name async for (name,) in await watch.execute(EMITS)]))
+    await watch.execute(sql.SQL(HARDENED).format(emits))
+    hardened = Database(postgres_url.replace("//chatsvc@", "//hardened@"), size=1, timeout_s=5)
+    try:
+        assert await hardened.query("SELECT current_user AS name") == [{"name": "hardened"}]
+        runs = Runs(hardened, ServiceCost())
+        run = (await runs.submit(submission(conversation, hurried=True))).run
+        written = await one(watch, WRITTEN)
+        await runs.keep(run.id)
+        assert await one(watch, IS_ON_DISK, written)
+    finally:
+        await hardened.close()
+        await watch.execute(sql.SQL(AS_BEFORE).format(emits))
+
+
+async def test_a_run_is_claimed_while_it_is_being_kept(store, world, database):
+    run = (await store.runs.submit(submission(await world.conversation(), hurried=True))).run
+
+    async def kept_but_not_on_the_disk(connection):
+        await connection.execute(KEEP, {"id": run.id})
+        return await store.runs.claim([run.id], WORKER)
+
+    [claimed] = await database.transaction(kept_but_not_on_the_disk)
+    assert claimed.status is RunStatus.STREAMING
 
 
 async def test_a_hurried_run_is_announced_when_it_is_kept_and_waits_still(store, world, watch):

@@ -62,6 +62,7 @@ STATEMENTS = {
     "runs of a conversation": conversations._LOCK_RUNS,
     "sweep": conversations._SWEEP,
     "known": submit.KNOWN,
+    "keep": submit.KEEP,
     "parent": submit._PARENT,
     "open": allowances._OPEN,
     "standing": allowances._STANDING,
