@@ -75,7 +75,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_all_history(self) -> Terms:
-        """The terms of a prompt in which nothing had to be left out."""
+        """The terms of a prompt that has all of the history that it would have otherwise."""
         return msgspec.structs.replace(self, degraded=tuple(what for what in self.degraded if what != HISTORY))
 
 

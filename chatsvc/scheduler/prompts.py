@@ -32,8 +32,9 @@ from chatsvc.context.turns import turns
 from chatsvc.conversation import Branch, Conversation, Message, Role, Summary
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.base import Engine
-from chatsvc.prompt import ChatMessage, ContextReport, Prompt, PromptParts, RecalledTurn, SummaryUsed
+from chatsvc.prompt import ChatMessage, ContextReport, Prompt, RecalledTurn, SummaryUsed
 from chatsvc.scheduler.admission import CHARS_PER_TOKEN
+from chatsvc.scheduler.parts import parts_of
 from chatsvc.scheduler.remembered import fitting
 from chatsvc.scheduler.sizes import Sizes
 from chatsvc.scheduler.wanted import Wanted, material, question_apart
@@ -81,6 +82,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     room: int
     """So many tokens may the reply have before the next prompt leaves out something more."""
     report: ContextReport
+    curtailed: bool
+    """For want of history's budget (``history_share``) turns are left out, or a pin or the summary's end are."""
 
 
 class Prompts:
@@ -189,21 +192,24 @@ class _Making:
         memory = await fitting(engine, wanted.conversation.memory, self._prompts.config.memory_tokens)
         wanted = self._wanted = msgspec.structs.replace(wanted, memory=memory)
         bare = assemble(material(wanted, self._tail, bare=True))
-        config = self._prompts.config
-        budget = split(
-            window=engine.limits.most,
-            system_tokens=await self._sizes.of(bare.system),
-            requested=wanted.max_tokens,
-            recall_tokens=config.recall_tokens,
-            step_tokens=config.fold_step_tokens,
-            history_share=wanted.history_share,
-        )
+        budget = self._budget(await self._sizes.of(bare.system), wanted.history_share)
         question_tokens = self._question_tokens = await self._sizes.of(bare.question)
         check_question(budget, question_tokens)
         summary = await self._fitting_summary(budget)
         cut = await self._cut(budget, summary, question_tokens)
         recalled = await self._recalled(budget, summary, cut)
         return await self._verified(budget, summary, cut, recalled)
+
+    def _budget(self, system_tokens: int, history_share: float) -> Budget:
+        config = self._prompts.config
+        return split(
+            window=self._engine.limits.most,
+            system_tokens=system_tokens,
+            requested=self._wanted.max_tokens,
+            recall_tokens=config.recall_tokens,
+            step_tokens=config.fold_step_tokens,
+            history_share=history_share,
+        )
 
     async def _fitting_summary(self, budget: Budget) -> Summary | None:
         summary = self._wanted.view.summary
@@ -290,9 +296,10 @@ class _Making:
             else:
                 break  # the message alone is too long: refused below
         limits = self._engine.limits
-        parts = await self._parts(assembled, prompt.tokens)
+        parts = await parts_of(assembled, prompt.tokens, self._sizes)
         return Prepared(
             prompt=prompt,
+            curtailed=await self._curtailed(budget, cut),
             room=self._room(budget, summary, cut, prompt.tokens - parts.recalled),
             reply_limit=reply_limit(
                 prompt_tokens=prompt.tokens,
@@ -323,6 +330,16 @@ class _Making:
                 ),
             ),
         )
+
+    async def _curtailed(self, budget: Budget, cut: int) -> bool:
+        if self._wanted.history_share >= 1:
+            return False
+        if cut:
+            return True
+        usual = self._budget(budget.system, 1.0)
+        if await self._fitting_summary(budget) != await self._fitting_summary(usual):
+            return True
+        return await self._pins(budget, 0) != await self._pins(usual, 0)
 
     def _room(self, budget: Budget, summary: Summary | None, cut: int, tokens: int) -> int:
         """For the reply to a prompt of so many tokens, until the next prompt leaves out something more."""
@@ -367,27 +384,3 @@ class _Making:
                 break
             kept.append(message)
         return tuple(reversed(kept))
-
-    async def _parts(self, assembled: Assembled, total: int) -> PromptParts:
-        """Where the tokens go. What was counted by itself is taken off; the verbatim turns are the rest."""
-        counted = {
-            "system": await self._sizes.of(assembled.system),
-            "summary": await self._sizes.of(assembled.summary),
-            "pinned": await self._sizes.of(assembled.pinned),
-            "question": await self._sizes.of(assembled.question),
-        }
-        memory = await self._sizes.of_text(assembled.memory) if assembled.memory else 0
-        recalled = await self._sizes.of_text(assembled.recalled) if assembled.recalled else 0
-        rest = total - sum(counted.values())
-        if not assembled.verbatim:
-            counted["question"] += rest
-            rest = 0
-        return PromptParts(
-            system=counted["system"] - memory,
-            memory=memory,
-            summary=counted["summary"],
-            pinned=counted["pinned"],
-            verbatim=rest,
-            recalled=recalled,
-            question=counted["question"] - recalled,
-        )

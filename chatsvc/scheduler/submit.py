@@ -298,7 +298,7 @@ class Submitter:
 
     def _is_all_shown(self, wanted: Wanted, prepared: Prepared | None) -> bool:
         if prepared is not None:
-            return not prepared.report.left_out
+            return not prepared.curtailed
         window = self._replicas.window(wanted.model)
         return window is not None and surely_shown(wanted, window)
 
