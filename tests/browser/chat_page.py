@@ -99,6 +99,20 @@ class ChatPage:
         await self.button("Stop the reply").click()
         await self.reply_is("stopped")
 
+    async def note_progress(self) -> None:
+        """From now on keep all that is said of a running reply beside its text."""
+        await self.page.evaluate("""() => {
+            window.progress = [];
+            new MutationObserver(() => {
+                const said = document.querySelector(".progress")?.textContent;
+                if (said && said !== window.progress.at(-1)) window.progress.push(said);
+            }).observe(document.body, { subtree: true, childList: true, characterData: true });
+        }""")
+
+    async def noted_progress(self) -> list[str]:
+        """What was said of it since, without what was said twice in a row."""
+        return await self.page.evaluate("() => window.progress")
+
     async def look_again(self) -> None:
         """Come back to the window from elsewhere: the page asks at once for what is new."""
         await self.page.evaluate("() => window.dispatchEvent(new Event('focus'))")

@@ -129,6 +129,16 @@ async def test_a_conversation_deleted_elsewhere_while_its_reply_streams_leaves_t
     await expect(tab.page.get_by_text("The assistant is writing.")).to_have_count(0)
 
 
+async def test_a_conversation_deleted_elsewhere_is_not_taken_for_a_lost_connection(visit, slow_server):
+    tab = await visit(base_url=slow_server.base_url)
+    await tab.send("Delete me while I am read, and say nothing wrong.")
+    await tab.reply_shows_text(5)
+    await tab.note_progress()
+    assert await tab.api("DELETE", f"v1/conversations/{tab.conversation_id}") == 204
+    await expect(tab.page.get_by_role("heading", name="Not found")).to_be_visible()
+    assert set(await tab.noted_progress()) <= {"Reconnecting…"}
+
+
 async def test_back_and_forward_move_between_conversations(visit):
     tab = await visit()
     await start(tab, "The first stop")

@@ -132,7 +132,34 @@ test("a reply that is gone or ended elsewhere is not asked for again", async () 
   await settled();
   assert.equal(timers.size, 0);
   assert.equal(sources.length, 1);
-  assert.equal(links.at(-1), "closed");
+  assert.deepEqual(links, ["closed"]);
+});
+
+test("a connection is called lost once it could not be made anew, and not where the reply turns out to be gone", async () => {
+  const { reader, source, links } = setUp(() => Promise.resolve(null));
+  reader.open();
+  source().opens();
+  source().breaks(false);
+  source().opens();
+  source().breaks(false);
+  source().breaks(false);
+  assert.deepEqual(links, ["open", "broken", "open", "broken", "retrying"]);
+  source().opens();
+  source().breaks(false);
+  source().breaks(true);
+  await settled();
+  assert.deepEqual(links.slice(5), ["open", "broken", "closed"]);
+});
+
+test("a stream that is refused though the reply runs is tried again as a lost one", async () => {
+  const { reader, source, links } = setUp();
+  reader.open();
+  source().opens();
+  source().breaks(false);
+  source().breaks(true);
+  assert.equal(links.at(-1), "broken");
+  await settled();
+  assert.equal(links.at(-1), "retrying");
 });
 
 test("a hidden tab lets go and comes back where it was", () => {

@@ -170,7 +170,7 @@ test("a reply that waits shows its place at once, and the time as soon as the st
   await thread.send("hello");
   const told = (): string => {
     const reply = thread.replies.live.value.get("a1")!.view.value.reply;
-    return progressText(false, false, reply.queue, reply.text === "");
+    return progressText("open", false, reply.queue, reply.text === "");
   };
   assert.equal(told(), "Waiting in the queue, position 3");
   sources.get("/v1/responses/resp_a1/stream")?.say("queued", 0, { position: 2, eta_s: 20, tier: "free" });

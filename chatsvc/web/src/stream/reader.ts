@@ -7,7 +7,11 @@
 import { backoff } from "./backoff.ts";
 import { apply, EMPTY_REPLY, EVENT_NAMES, hasEnded, type Reply } from "./reducer.ts";
 
-export type Link = "connecting" | "open" | "retrying" | "parked" | "closed";
+/**
+ * `broken`: the connection ended, and is being made anew for the first time: it may have been the reply that ended.
+ * `retrying`: that failed.
+ */
+export type Link = "connecting" | "open" | "broken" | "retrying" | "parked" | "closed";
 
 /** What the reader needs of the browser. */
 export interface Surroundings {
@@ -91,8 +95,10 @@ export class Reader {
   private take(name: string, event: Event, source: EventSource): void {
     // The stream's own event `error` and EventSource's report of a broken connection share a name; only the first has data.
     if (!("data" in event)) {
-      if (source.readyState === 2) void this.recover();
-      else this.setLink("retrying");
+      const refused = source.readyState === 2;
+      if (this.link === "open") this.setLink("broken");
+      else if (!refused) this.setLink("retrying");
+      if (refused) void this.recover();
       return;
     }
     const { data, lastEventId } = event as MessageEvent<string>;
@@ -105,15 +111,15 @@ export class Reader {
 
   private async recover(): Promise<void> {
     this.disconnect();
-    this.setLink("retrying");
     const attempt = this.failures;
     this.failures += 1;
     const url = await this.options.onLost();
-    if (this.link !== "retrying") return; // parked or closed while we asked
     if (url === null) {
       this.close();
       return;
     }
+    if (this.source !== null || this.link === "parked" || this.link === "closed") return; // meanwhile
+    this.setLink("retrying");
     this.url = url;
     this.timer = this.options.surroundings.setTimeout(() => {
       this.timer = null;

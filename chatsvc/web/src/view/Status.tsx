@@ -2,13 +2,14 @@
 
 import type { Message } from "../api/types.ts";
 import type { LiveReply } from "../state/live.ts";
+import type { Link } from "../stream/reader.ts";
 import type { Failure, Queue, Reply } from "../stream/reducer.ts";
 import { duration } from "../text/time.ts";
 
 export function Progress({ live, stopping }: { live: LiveReply | null; stopping: boolean }) {
   const reply = live?.view.value.reply;
   const link = live?.link.value;
-  const text = progressText(link === "retrying", stopping, reply?.queue ?? null, (reply?.text ?? "") === "");
+  const text = progressText(link, stopping, reply?.queue ?? null, (reply?.text ?? "") === "");
   // A place without a time is the first word on a reply, which another replica may begin the next moment.
   const passing = reply?.queue?.etaSeconds === null;
   return (
@@ -19,9 +20,10 @@ export function Progress({ live, stopping }: { live: LiveReply | null; stopping:
   );
 }
 
-export function progressText(retrying: boolean, stopping: boolean, queue: Queue | null, silent: boolean): string {
+export function progressText(link: Link | undefined, stopping: boolean, queue: Queue | null, silent: boolean): string {
   if (stopping) return "Stopping…";
-  if (retrying) return "The connection was lost. Coming back…";
+  if (link === "broken") return "Reconnecting…";
+  if (link === "retrying") return "The connection was lost. Coming back…";
   if (queue) return queueText(queue);
   return silent ? "Thinking…" : "";
 }
