@@ -110,12 +110,14 @@ _ENDED: Final = statement(
     ), conversation AS (
         UPDATE conversations SET updated_at = greatest(updated_at, ended.ended_at)
         FROM ended WHERE conversations.id = ended.conversation_id AND ended.kind = 'reply'
+        RETURNING 1
     ), cost AS (
+        -- Locks are had in the order run, conversation, ledger: asked for how many it changed, that part is done first.
         SELECT user_id, date_bin('5 minutes', ended_at, 'epoch') AS at, (kind = 'reply')::int AS replies,
             prompt_tokens, cached_tokens, output_tokens, kind,
             %(cost_prompt)s * greatest(prompt_tokens - cached_tokens, 0) + %(cost_cached)s * cached_tokens
                 + %(cost_output)s * output_tokens AS units
-        FROM ended
+        FROM ended WHERE (SELECT count(*) FROM conversation) >= 0
     ), ledger AS (
     """,
     LEDGER,

@@ -169,6 +169,25 @@ async def test_a_conversation_can_be_deleted_at_any_moment(stores, watcher):
     assert await counted.fetchone() == (0,)
 
 
+async def test_a_reply_that_ends_waits_for_its_conversation_before_it_holds_its_users_ledger(
+    stores, watcher, postgres_url
+):
+    """As a fold does, which holds both: else the two would wait for each other until Postgres ends one of them."""
+    store, _ = stores
+    world = World(store)
+    conversation = await world.conversation()
+    await world.complete(conversation)  # the ledger's row is there
+    run = await world.streaming(await world.conversation())
+    async with await psycopg.AsyncConnection.connect(postgres_url) as fold:
+        await fold.execute("SELECT 1 FROM conversations WHERE id = %s FOR NO KEY UPDATE", (run.conversation_id,))
+        ending = asyncio.create_task(store.runs.finish(run.id, run.attempt, complete()))
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        while not await (await watcher.execute(waiting)).fetchall():
+            await asyncio.sleep(0.005)
+        await fold.execute("SELECT 1 FROM usage FOR UPDATE NOWAIT")
+    assert await ending
+
+
 async def test_batches_that_overlap_in_any_order_never_deadlock(stores, watcher):
     chance = random.Random(5)
     world = World(stores[0])
