@@ -49,6 +49,10 @@ TRANSITIONS: Final[dict[RunStatus, frozenset[RunStatus]]] = {
 }
 
 
+MOST_LOSSES: Final = 3
+"""A run that lost its worker or engine so often is failed: it may be what breaks them."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One row of ``runs``. ``attempt`` is the fencing number of the worker that holds it, 0 before the first claim."""
 
@@ -66,6 +70,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     attempt: int
     created_at: datetime
+    losses: int = 0
+    """How often it was lost with its worker, or its engine failed it, and it was queued again."""
     continues_message_id: str | None = None
     """The reply whose text this one begins with; only the rest is generated."""
     asked_model: str | None = None

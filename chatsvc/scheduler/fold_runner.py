@@ -25,7 +25,7 @@ from chatsvc.ids import new_summary_id
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Usage
 from chatsvc.prompt import Prompt, Sampling
-from chatsvc.run import Outcome, Run, RunKind, RunStatus
+from chatsvc.run import MOST_LOSSES, Outcome, Run, RunKind, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.folds import Folds
 from chatsvc.scheduler.indexing import Indexer
@@ -38,8 +38,6 @@ _log = structlog.get_logger(__name__)
 PRIORITY: Final = 3
 """Behind all replies."""
 TRIES: Final = 2
-MOST_ATTEMPTS: Final = 3
-"""A fold that lost its worker or engine so often is failed: it may be what breaks them."""
 TEMPERATURES: Final = (0.5, 0.8)
 """Of the first try and the second: what was wrong is not to be said again. Small models repeat themselves at less."""
 _OPENING_TOKENS: Final = 8
@@ -204,7 +202,7 @@ class FoldRunner:
         """Write what it came to; whether that is a summary."""
         run = active.run
         if _worth_another_attempt(active, work) and await patiently(
-            lambda: self._store.runs.requeue(run.id, run.attempt)
+            lambda: self._store.runs.requeue(run.id, run.attempt, lost=active.why is None)
         ):
             active.queued_again = True
             _log.info("fold queued again", why="engine away" if active.why is None else active.why.value)
@@ -289,7 +287,7 @@ def _worth_another_attempt(active: ActiveRun, work: _Work) -> bool:
         return False
     if active.why in {Interrupt.DRAIN, Interrupt.GIVE_WAY}:
         return True  # neither has to do with the fold
-    return active.why is None and isinstance(work.failure, _AWAY) and active.run.attempt < MOST_ATTEMPTS
+    return active.why is None and isinstance(work.failure, _AWAY) and active.run.losses + 1 < MOST_LOSSES
 
 
 def _outcome(active: ActiveRun, work: _Work) -> Outcome:

@@ -14,7 +14,8 @@ from chatsvc.run import RunKind
 from chatsvc.scheduler.active import ActiveRun
 
 MOST_TIMES: Final = 2
-"""How often a run gives way. Told by its attempts, which every replica knows; one lost with its worker counts too."""
+"""How often a run gives way. Told by its attempts, which every replica knows; one lost with its worker, or given
+back by one that shut down, counts too."""
 
 
 def giving_way(actives: Sequence[ActiveRun], held_up: int, began_by_turn: Callable[[str], bool]) -> list[ActiveRun]:

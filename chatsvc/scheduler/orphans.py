@@ -24,7 +24,7 @@ from chatsvc.clock import Clock
 from chatsvc.errors import LogUnavailable, NotFound, StoreUnavailable, UnknownModel, WorkerLost
 from chatsvc.events import Entry
 from chatsvc.limits import Usage
-from chatsvc.run import Outcome, Run, RunKind, RunStatus
+from chatsvc.run import MOST_LOSSES, Outcome, Run, RunKind, RunStatus
 from chatsvc.scheduler.ending import end_queued, terminal_event_for
 from chatsvc.scheduler.lost_usage import CountTokens, usage_of_lost
 from chatsvc.store import SettledReply, Store
@@ -43,7 +43,6 @@ LEAP: Final = MAX_ENTRIES
 OPENING_S: Final = 1.0
 """A log that was begun by its worker was opened this soon after that took the run; a loss before that is none of it."""
 UNSERVED: Final = "unserved"
-MOST_FOLD_ATTEMPTS: Final = 3
 LOST_FOLD_MESSAGE: Final = "The server working on this summary went away, again and again."
 LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
 
@@ -149,7 +148,7 @@ class Orphans:
 
     async def _settle_fold(self, run: Run) -> None:
         """Nothing of it was seen by anybody: it is done again, unless that went wrong too often."""
-        if run.attempt < MOST_FOLD_ATTEMPTS and await self._store.runs.requeue(run.id, run.attempt):
+        if run.losses + 1 < MOST_LOSSES and await self._store.runs.requeue(run.id, run.attempt, lost=True):
             _log.info("orphaned fold queued again", run_id=run.id)
             return
         outcome = Outcome(
@@ -167,7 +166,7 @@ class Orphans:
         shown = await self._shown(run, stored)
         text = shown.text
         nothing_shown = shown.certain and not text and not run.stop_requested
-        if nothing_shown and await self._store.runs.requeue(run.id, run.attempt, reply.last_seq):
+        if nothing_shown and await self._store.runs.requeue(run.id, run.attempt, reply.last_seq, lost=True):
             await reply.close(None)
             _log.info("orphan queued again", run_id=run.id)
             return

@@ -23,7 +23,7 @@ from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName, Usage
 from chatsvc.prompt import ContextReport, Sampling
-from chatsvc.run import Outcome, Run, RunStatus
+from chatsvc.run import MOST_LOSSES, Outcome, Run, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.ending import terminal_event_for
@@ -40,8 +40,6 @@ _log = structlog.get_logger(__name__)
 
 PRIORITY: Final = {TierName.PRO: 0, TierName.PLUS: 1, TierName.FREE: 2}
 ENGINE_AWAY: Final = (EngineUnavailable, EngineFailed)
-MOST_ATTEMPTS: Final = 3
-"""A run that found no working engine so often is failed: it may be what breaks them."""
 
 
 class _Progress:
@@ -226,7 +224,8 @@ class Runner:
         run = active.run
         active.settling = True
         if _worth_another_attempt(active, reply, progress):
-            requeued = await patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq))
+            lost = active.why is None
+            requeued = await patiently(lambda: self._store.runs.requeue(run.id, run.attempt, reply.last_seq, lost=lost))
             if requeued:
                 active.queued_again = True
                 _log.info("run queued again, nothing was shown yet")
@@ -273,9 +272,11 @@ def _context_event(report: ContextReport, usage: Usage) -> Context:
 
 def _worth_another_attempt(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> bool:
     """Nothing was shown, and what ended it has nothing to do with the run (L6). A run that breaks engines is not."""
-    if reply.text or progress.finish_reason is not None or active.run.attempt >= MOST_ATTEMPTS:
+    if reply.text or progress.finish_reason is not None:
         return False
-    return active.why is Interrupt.DRAIN or (active.why is None and isinstance(progress.failure, ENGINE_AWAY))
+    if active.why is None:
+        return isinstance(progress.failure, ENGINE_AWAY) and active.run.losses + 1 < MOST_LOSSES
+    return active.why is Interrupt.DRAIN
 
 
 def _outcome(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> Outcome:

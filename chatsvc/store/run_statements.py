@@ -155,7 +155,7 @@ REQUEUE: Final = statement(
     """
     WITH run AS (
         UPDATE runs r SET status = 'queued', owner = NULL, started_at = NULL,
-            last_seq = greatest(r.last_seq, %(last_seq)s)
+            last_seq = greatest(r.last_seq, %(last_seq)s), losses = r.losses + %(lost)s::boolean::int
         WHERE r.id = %(id)s AND r.attempt = %(attempt)s AND r.status = 'streaming' AND NOT r.stop_requested
             AND NOT r.has_text
         RETURNING {run:r}

@@ -198,13 +198,14 @@ class Runs:
         rows = await self._db.query(sql.FINISH_QUEUED, sql.end_params(run_id, outcome) | self._cost)
         return run_of(rows[0]) if rows else None
 
-    async def requeue(self, run_id: str, attempt: int, last_seq: int = 0) -> bool:
+    async def requeue(self, run_id: str, attempt: int, last_seq: int = 0, *, lost: bool = False) -> bool:
         """Put a run of this attempt back into the queue, if no text of it was saved and nobody wants it stopped (L6).
 
-        ``last_seq`` is the last event in its log, where the next attempt goes on (L2).
-        Saying so again gives True again until somebody claims it.
+        ``last_seq`` is the last event in its log, where the next attempt goes on (L2). ``lost``: it had lost its worker
+        or engine, and may be what broke it. Saying so again gives True again until somebody claims it.
         """
-        rows = await self._db.query(sql.REQUEUE, {"id": run_id, "attempt": attempt, "last_seq": last_seq})
+        params = {"id": run_id, "attempt": attempt, "last_seq": last_seq, "lost": lost}
+        rows = await self._db.query(sql.REQUEUE, params)
         return bool(rows[0]["won"])
 
     async def request_stop(self, user_id: str, response_id: str) -> Run:

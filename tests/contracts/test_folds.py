@@ -12,7 +12,7 @@ from store_world import World
 
 from chatsvc import ids
 from chatsvc.errors import EngineFailed
-from chatsvc.run import RunKind, RunStatus
+from chatsvc.run import MOST_LOSSES, RunKind, RunStatus
 from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.giving_way import MOST_TIMES
 
@@ -232,17 +232,15 @@ async def test_a_deleted_conversation_ends_its_fold_and_what_it_used_is_noted(ta
         assert units > 100
 
 
-async def test_the_fold_of_a_worker_that_died_is_queued_again_and_loses_nothing(talking, store):
+@pytest.mark.parametrize(("attempt", "losses"), [(1, 0), (MOST_TIMES + 1, 0), (9, MOST_LOSSES - 2)])
+async def test_the_fold_of_a_worker_that_died_is_queued_again_and_loses_nothing(talking, store, attempt, losses):
+    """However often it gave way before."""
     engine = Scribe("Facts\nA cat sat.")
     engine.go_on.clear()
     async with talking(engine) as talk:
         await talk.until_folding(engine)
         [active] = [each for each in talk.made.dispatcher.actives() if each.run.kind is RunKind.FOLD]
-        # To the others it is gone: its heartbeat is not renewed any more.
-        sql = "UPDATE runs SET owner = 'a-worker-that-died' WHERE id = %s RETURNING id"
-        assert await rows(talk.url, sql, active.run.id)
-        active.interrupt(Interrupt.LOST)
-        await within(30, active.ended.wait())
+        await _worker_dies(talk, active, attempt, losses)
         engine.go_on.set()
         taken = await take_over(store, talk.made)
         assert [run.id for run in taken] == [active.run.id]
@@ -250,6 +248,27 @@ async def test_the_fold_of_a_worker_that_died_is_queued_again_and_loses_nothing(
         await within(30, _summary(talk))
         await talk.quiet()
         assert await talk.fold_runs() == [("complete", None)]
+
+
+async def _worker_dies(talk, active, attempt, losses):
+    """To the others it is gone: its heartbeat is not renewed any more."""
+    sql = "UPDATE runs SET owner = 'a-worker-that-died', attempt = %s, losses = %s WHERE id = %s RETURNING id"
+    assert await rows(talk.url, sql, attempt, losses, active.run.id)
+    active.interrupt(Interrupt.LOST)
+    await within(30, active.ended.wait())
+
+
+async def test_a_fold_whose_workers_died_again_and_again_is_failed(talking, store):
+    engine = Scribe("Facts\nA cat sat.")
+    engine.go_on.clear()
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        [active] = [each for each in talk.made.dispatcher.actives() if each.run.kind is RunKind.FOLD]
+        await _worker_dies(talk, active, 1, MOST_LOSSES - 1)
+        assert [run.id for run in await take_over(store, talk.made)] == [active.run.id]
+        talk.made._orphans.settle(active.run.id)
+        await talk.ended(active.run)
+        assert await talk.fold_runs() == [("failed", "worker_lost")]
 
 
 async def _summary(talk):

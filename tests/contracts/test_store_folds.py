@@ -381,7 +381,14 @@ async def test_the_fold_of_a_lost_worker_is_taken_over_like_any_run(world, store
     await store.workers.heartbeat("me", roles=["worker"], capacity=1, ttl_s=60)
     [taken] = await store.workers.take_over("me")
     assert (taken.id, taken.kind, taken.attempt) == (fold.id, RunKind.FOLD, 2)
-    assert await store.runs.requeue(taken.id, taken.attempt)
+    # Saying so again counts no other loss.
+    for _ in range(2):
+        assert await store.runs.requeue(taken.id, taken.attempt, lost=True)
+    [again] = await store.runs.claim([fold.id], "me")
+    assert (again.attempt, again.losses) == (3, 1)
+    assert await store.runs.requeue(again.id, again.attempt)  # it gave way
+    [again] = await store.runs.claim([fold.id], "me")
+    assert (again.attempt, again.losses) == (4, 1)
 
 
 async def test_another_users_summaries_are_not_there(world, store):

@@ -1,4 +1,4 @@
-"""A fold that is cut short has a summary with its size, or none."""
+"""A fold that is cut short has a summary with its size, or none; and is tried again, but for what breaks engines."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from chatsvc.conversation import BranchView, Message, Role
+from chatsvc.errors import EngineFailed
 from chatsvc.inference.scripted import ScriptedEngine, ScriptedOptions
 from chatsvc.limits import TierName
 from chatsvc.prompt import Chunk
-from chatsvc.run import Run, RunKind, RunStatus
+from chatsvc.run import MOST_LOSSES, Run, RunKind, RunStatus
 from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.fold_runner import FoldRunner
 from chatsvc.store import Committed
@@ -26,14 +28,17 @@ SUMMARY = "Facts\n- Ada lives in Rome."
 
 
 class Engine(ScriptedEngine):
-    """Writes the summary at once, and counts it when it is told to."""
+    """Writes the summary at once, and counts it when it is told to; or fails."""
 
-    def __init__(self):
+    def __init__(self, error=None):
         super().__init__(ScriptedOptions(window=8192), model="m")
+        self.error = error
         self.counting = asyncio.Event()
         self.may_count = asyncio.Event()
 
     async def generate(self, prompt, sampling, run_id, priority=0):
+        if self.error:
+            raise self.error
         yield Chunk(text=SUMMARY, output_tokens=9, finish_reason="stop")
 
     async def encode(self, text):
@@ -62,20 +67,24 @@ class Shelf:
         self.committed.append((text, tokens, outcome.status))
         return Committed.NO
 
-    async def requeue(self, run_id, attempt):
-        self.requeued.append((run_id, attempt))
+    async def requeue(self, run_id, attempt, *, lost):
+        self.requeued.append((run_id, attempt, lost))
+        return True
+
+    async def finish(self, run_id, attempt, outcome):
+        self.committed.append(("", 0, outcome.status))
         return True
 
 
 class Carried:
     """A fold that is being carried out, and stands where its accepted summary is counted."""
 
-    def __init__(self):
+    def __init__(self, fold=FOLD, error=None):
         self.shelf: Any = Shelf()
-        self.engine = Engine()
+        self.engine = Engine(error)
         folds: Any = SimpleNamespace(may_work=lambda _: True)
         nothing: Any = SimpleNamespace(started=lambda *_: None, delivered=lambda _: None)
-        self.active = ActiveRun(FOLD, nothing)
+        self.active = ActiveRun(fold, nothing)
         runner = FoldRunner(store=self.shelf, engines={"m": self.engine}, folds=folds, warming=nothing)
         self.task = asyncio.create_task(runner.execute(self.active))
 
@@ -95,7 +104,7 @@ async def test_a_summary_that_is_not_counted_yet_is_written_by_another_attempt(c
     carried.active.interrupt(why)
     assert await carried.task
     assert carried.shelf.committed == []
-    assert carried.shelf.requeued == [("run", 1)]
+    assert carried.shelf.requeued == [("run", 1, False)]
     assert carried.active.queued_again
 
 
@@ -105,3 +114,14 @@ async def test_a_summary_is_committed_with_its_size(carried):
     size = len(await carried.engine.encode(SUMMARY))
     assert size > 0
     assert carried.shelf.committed == [(SUMMARY, size, RunStatus.COMPLETE)]
+
+
+@pytest.mark.parametrize("attempt", [1, 3, 9])
+@pytest.mark.parametrize(("losses", "again"), [(0, True), (MOST_LOSSES - 2, True), (MOST_LOSSES - 1, False)])
+async def test_a_fold_is_failed_by_how_often_it_lost_its_engine_whatever_else_it_gave_way_to(losses, again, attempt):
+    fold = Carried(replace(FOLD, losses=losses, attempt=attempt), EngineFailed("It broke."))
+    async with asyncio.timeout(30):
+        await fold.task
+    assert fold.active.queued_again == again
+    assert fold.shelf.requeued == ([("run", attempt, True)] if again else [])
+    assert fold.shelf.committed == ([] if again else [("", 0, RunStatus.FAILED)])
