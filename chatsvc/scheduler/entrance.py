@@ -17,6 +17,8 @@ from chatsvc.store.runs import Runs
 STOPPING_WAIT_S: Final = 1.0
 """A message sent right after a stop waits so long for that reply's end."""
 STOPPING_POLL_S: Final = 0.02
+MOST_MOVES: Final = 3
+"""Fewer changes while a message is taken in are tried again, however long its locks were waited for."""
 
 
 class Entrance:
@@ -44,12 +46,14 @@ class Entrance:
         """
         loop = asyncio.get_running_loop()
         give_up = loop.time() + STOPPING_WAIT_S
+        moves = 0
         while True:
             try:
                 async with self._turnstile.turn():
                     return await submit()
             except Moved as error:
-                if loop.time() >= give_up:
+                moves += 1
+                if moves >= MOST_MOVES and loop.time() >= give_up:
                     raise StoreUnavailable("The conversation is changing too fast. Try again.") from error
                 continue
             except ConversationBusy as busy:

@@ -28,9 +28,8 @@ _MOST_EXPECTED: Final = MOST - 1
 _KEPT: Final = 64
 """Vectors that are kept for who asks the same again: the same message answered again, say."""
 _CHARS: Final = 1000
-"""Of a question's end: what is asked stands there more often than in front. More than some 250 tokens, of four
-characters each, a small model does not read, and would leave out this very end.
-"""
+"""Of a question's end: what is asked stands there more often than in front. A small model reads some 250 tokens, and of
+more it would leave out this very end."""
 _ASKING: Final = 1024
 """Conversations that are known to ask."""
 

@@ -7,8 +7,9 @@ import pytest
 
 from chatsvc.errors import StoreUnavailable
 from chatsvc.run import RunStatus
+from chatsvc.scheduler import entrance
 from chatsvc.scheduler.entrance import Entrance
-from chatsvc.store import Submitted
+from chatsvc.store import Moved, Submitted
 
 
 class Runs:
@@ -82,3 +83,21 @@ async def test_a_run_that_cannot_be_kept_is_not_answered_for():
     runs.keep = fails
     with pytest.raises(StoreUnavailable):
         await Entrance(runs).enter(written(RunStatus.QUEUED, **HURRIED))
+
+
+@pytest.mark.parametrize(("moves", "taken"), [(1, True), (1000, False)])
+async def test_what_changed_once_while_it_was_long_waited_for_is_tried_again(monkeypatch, moves, taken):
+    monkeypatch.setattr(entrance, "STOPPING_WAIT_S", 0)
+    left = [Moved] * moves
+
+    async def submit():
+        if left:
+            raise left.pop()
+        return await written(RunStatus.STREAMING, **FOUND)()
+
+    if taken:
+        assert (await Entrance(Runs()).enter(submit)).run.id == "run"
+    else:
+        with pytest.raises(StoreUnavailable, match="changing too fast"):
+            await Entrance(Runs()).enter(submit)
+        assert left
