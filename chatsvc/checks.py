@@ -48,7 +48,8 @@ async def check(config: Config, out: TextIO) -> bool:
             verdict, sentences, well = "FAIL", error.problems, False
         except (ChatError, OSError) as error:
             advice = _ADVICE.get(part)
-            verdict, sentences, well = "FAIL", [f"{error} {advice}" if advice else str(error)], False
+            fault = str(error) if str(error).endswith((".", "?")) else f"{error}."
+            verdict, sentences, well = "FAIL", [f"{fault} {advice}" if advice else str(error)], False
         for sentence in sentences:
             print(f"{verdict}  {part:<15} {sentence}", file=out, flush=True)
     return well

@@ -129,8 +129,12 @@ def _url_fault(url: str, schemes: tuple[str, ...]) -> str | None:
         return f'must start with {starts}, not "{mask_secrets(url).partition("@")[0]}"'
     try:
         _ = urlsplit(url).port
-    except ValueError as error:
-        return f"is no valid URL: {error}"
+    except ValueError:
+        # Python's own words quote what stands at the port's place, which may be a piece of the password.
+        return (
+            "is no valid URL: a port is a number from 0 to 65535, an IPv6 address stands in brackets, a password has"
+            ' "/", "?", "#" and "@" as %2F, %3F, %23 and %40'
+        )
     return None
 
 

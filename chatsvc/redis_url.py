@@ -123,4 +123,7 @@ def _check_port(url: str) -> int | None:
     try:
         return urlsplit(url).port
     except ValueError:
-        raise ValueError("must have a number from 0 to 65535 as the port, after the last colon of a host") from None
+        raise ValueError(
+            "must have a number from 0 to 65535 as the port, after the last colon of a host; a password has"
+            ' "/", "?", "#" and "@" as %2F, %3F, %23 and %40'
+        ) from None

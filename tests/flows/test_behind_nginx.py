@@ -145,6 +145,12 @@ async def test_a_client_cannot_say_who_it_is(behind, client):
     assert (me["user"]["id"], me["tier"]) == ("ann", "plus")
 
 
+async def test_metrics_are_kept_from_users(behind, client):
+    for path in ("/metrics", "/metrics/", "//metrics", "/%6detrics"):
+        answer = await client.get(f"{behind.base}{path}", headers=ANN)
+        assert (answer.status_code, "chatsvc_" in answer.text) == (404, False), path
+
+
 async def test_a_replica_that_is_away_is_passed_over(behind):
     """Half of the configured replicas do not exist."""
     for _ in range(6):

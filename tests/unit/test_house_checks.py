@@ -1,6 +1,7 @@
 """``python -m chatsvc check``: one line a part, and what is wrong said so that one can mend it."""
 
 import io
+import re
 import socket
 
 import psycopg
@@ -58,6 +59,7 @@ async def test_every_fault_is_found_in_one_go_and_says_what_to_do(outcome, tmp_p
     hints = ("set CHATSVC_PORT", "CHATSVC_DATABASE_URL", "CHATSVC_REDIS_URL", "tokns", "/no/such/model")
     for hint in (str(tmp_path / "file"), *hints):
         assert [line for line in lines if hint in line], hint
+    assert all(re.search(r"[.?] Is it running, and is", line) for line in lines if "Is it running" in line), text
     assert "hunter2" not in text
 
 

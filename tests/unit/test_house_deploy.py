@@ -155,6 +155,25 @@ def test_systemd_starts_the_service_with_settings_that_load_in_directories_of_it
     assert "WatchdogSec" not in unit
 
 
+def test_systemd_goes_on_starting_it_until_what_it_needs_is_there_and_leaves_a_wrong_configuration_be():
+    """A model that another server loads for minutes must not find the service given up."""
+    text = (ROOT / "deploy" / "chatsvc.service").read_text()
+    assert re.findall(r"^StartLimit\w+=.*$", text, re.MULTILINE) == ["StartLimitIntervalSec=0"]
+    unit = unit_of_systemd()
+    assert (unit["Restart"], unit["RestartPreventExitStatus"]) == (["on-failure"], ["2"])
+
+
+def test_who_may_sign_in_is_for_the_operator_to_say():
+    """oauth2-proxy without a word on it does not start; with a star it lets in everybody who has an account."""
+    assert "OAUTH2_PROXY_EMAIL_DOMAINS" not in services()["oauth2-proxy"]["environment"]
+
+
+def test_caddy_keeps_the_metrics_from_users():
+    """nginx is asked itself, in flows/test_behind_nginx.py."""
+    text = (ROOT / "deploy" / "Caddyfile").read_text()
+    assert re.search(r"handle /metrics\* \{\s+respond 404\s+\}", text)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_the_unit(tmp_path):
     text = (ROOT / "deploy" / "chatsvc.service").read_text()
