@@ -104,7 +104,7 @@ class ChatPage:
         await self.page.evaluate("""() => {
             window.progress = [];
             new MutationObserver(() => {
-                const said = document.querySelector(".progress")?.textContent;
+                const said = document.querySelector(".progress")?.innerText.trim();
                 if (said && said !== window.progress.at(-1)) window.progress.push(said);
             }).observe(document.body, { subtree: true, childList: true, characterData: true });
         }""")

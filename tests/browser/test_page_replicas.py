@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 from cutting_proxy import CuttingProxy
+from playwright.async_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -54,6 +55,7 @@ async def test_a_reply_whose_replica_is_killed_keeps_its_text_and_can_be_continu
     tab = await ask(visit, door)
     seen = await tab.shown_text()
     writer.kill()
+    await expect(tab.reply.get_by_text("Waiting for the server…")).to_be_visible()
     await tab.reply_is("failed")
     assert "The server working on this reply went away." in await tab.reply.inner_text()
     kept = (await tab.stored_reply())["content"]

@@ -30,6 +30,11 @@ export interface LiveOptions {
 /** Drawing a long unsettled end costs more than a frame; leave the browser at least as long to breathe. */
 const pause = (split: Split): number => Math.min(400, split.tail.raw.length / 250);
 
+/** A pause in a reply is worth a word when it is as long as this, */
+const PAUSE_MS = 3_000;
+/** and so many times as long as any before it: who reads a slow model is not told with each word. */
+const TIMES_USUAL = 3;
+
 export class LiveReply {
   readonly view: Signal<LiveView>;
   readonly phase: ReadonlySignal<Phase>;
@@ -39,6 +44,9 @@ export class LiveReply {
   private frame: number | null = null;
   private timer: number | null = null;
   private drawn = 0;
+  /** After so many milliseconds without news the reply has come to a stop, for all one can see. */
+  patience = PAUSE_MS;
+  private heard = 0;
 
   constructor(private readonly options: LiveOptions) {
     this.responseId = options.responseId;
@@ -50,6 +58,7 @@ export class LiveReply {
       onReply: (reply) => this.take(reply),
       onLink: (link) => {
         this.link.value = link;
+        this.heard = options.surroundings.now(); // how long the connection was away says nothing about the model
       },
       onLost: () => options.onLost(),
     });
@@ -73,6 +82,9 @@ export class LiveReply {
   }
 
   private take(reply: Reply): void {
+    const now = this.options.surroundings.now();
+    if (this.view.peek().reply.text !== "") this.patience = Math.max(this.patience, TIMES_USUAL * (now - this.heard));
+    this.heard = now;
     if (hasEnded(reply)) {
       this.cancel();
       this.view.value = { reply, split: splitWhole(reply.text) };

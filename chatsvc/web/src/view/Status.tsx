@@ -16,9 +16,17 @@ export function Progress({ live, stopping }: { live: LiveReply | null; stopping:
     <p class="progress">
       <span class="pulse" aria-hidden="true" />
       {passing ? <span class="is-late">{text}</span> : text}
+      {text === "" && link === "open" ? <Pause key={reply?.last} ms={live?.patience} /> : null}
     </p>
   );
 }
+
+/** Drawn when it has been there for so long: whatever comes of the reply puts a new one in its place. */
+const Pause = ({ ms = 0 }: { ms: number | undefined }) => (
+  <span class="pause" style={{ animationDelay: `${ms}ms` }}>
+    Waiting for the server…
+  </span>
+);
 
 export function progressText(link: Link | undefined, stopping: boolean, queue: Queue | null, silent: boolean): string {
   if (stopping) return "Stopping…";
