@@ -217,7 +217,7 @@ async def test_a_run_that_was_put_back_has_waited_since_it_was_posted_and_not_at
         assert posted[0].age_s > 0
         monkeypatch.setattr(dispatch_module, "RETRY_S", 0.5)
         second = (await made.submit(BOB, (await conversation_of(store, BOB)).id, message("m2"))).run
-        await soon(becomes_true(lambda: made.dispatcher._again))
+        await soon(becomes_true(lambda: second.id in made.dispatcher._again))
         assert (await made.stop(BOB.user_id, second.id)).status is RunStatus.STOPPED
         # One that is put back after it: once that is posted again, the other would have been.
         third = (await made.submit(BOB, (await conversation_of(store, BOB)).id, message("m3"))).run
