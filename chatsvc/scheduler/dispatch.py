@@ -281,7 +281,7 @@ class Dispatcher:
         for line in self._lines:
             if line.held_up and self._lines.slots(line.model):
                 actives = [active for active in self._active.values() if active.run.model == line.model]
-                for active in giving_way(actives, line.held_up, line.began_by_turn):
+                for active in giving_way(actives, line.held_up, line.began_by_turn, line.helps):
                     active.interrupt(Interrupt.GIVE_WAY)
         self._warming.look()
 

@@ -86,10 +86,9 @@ class FairQueue:
         """Remove and return the runs to start now, the next first.
 
         At most ``sequences``, and they fit into ``kv_tokens`` (None: no limit). Each is under way until ``end`` or
-        ``refund``. Those that ``may`` not start here are left to other engines, and with
-        ``replies_first`` none in the background goes before a reply, within the rules' ``reach``.
+        ``refund``. What ``may`` not is left to others; with ``replies_first`` replies go first, within ``reach``.
         """
-        free = math.inf if kv_tokens is None else float(kv_tokens)
+        free: float = math.inf if kv_tokens is None else kv_tokens
         if free > self._roof or not self._here:
             self._roof = free
             for flow in [flow for flow in self._parked.values() if flow.head.demand.kv_tokens <= free]:
@@ -149,6 +148,10 @@ class FairQueue:
             self._receive(flight, -flight.received)
             self._land(flight)
 
+    def starts_reply(self, kv_tokens: float, may: May | None = None) -> bool:
+        """Whether a reply would start if so much were free. None does."""
+        return any(not flow.background for flow in self._startable(kv_tokens, may, replies_first=True))
+
     # What others ask ----------------------------------------------------------------------------------------------
 
     def position(self, run_id: str) -> Standing | None:
@@ -171,10 +174,6 @@ class FairQueue:
         """The runs that wait."""
         return set(self._line_of)
 
-    def users(self) -> int:
-        """Users whose state is kept."""
-        return len(self._flows)
-
     def __len__(self) -> int:
         return len(self._line_of)
 
@@ -182,14 +181,17 @@ class FairQueue:
 
     def _choose(self, free: float, may: May | None, replies_first: bool) -> Flow | None:
         """The user whose next run is to start, if there is one that may and fits."""
-        if (kept := self._kept(replies_first)) is not None and kept.head.demand.kv_tokens <= free:
-            return kept
-        if self._room.closed or not (fitting := self._fitting(free, may, replies_first)):
+        if not (fitting := self._startable(free, may, replies_first)):
             return None
         best = max(fitting, key=lambda flow: flow.head.demand.cached_tokens)
         for flow in fitting[: fitting.index(best)]:
             flow.head.bypassed += 1
         return best
+
+    def _startable(self, free: float, may: May | None, replies_first: bool) -> list[Flow]:
+        if (kept := self._kept(replies_first)) is not None and kept.head.demand.kv_tokens <= free:
+            return [kept]
+        return [] if self._room.closed else self._fitting(free, may, replies_first)
 
     def _fitting(self, free: float, may: May | None, replies_first: bool) -> list[Flow]:
         """The users among whom the warmest prefix decides, the next first."""
@@ -258,8 +260,7 @@ class FairQueue:
         return first is not None and self._is_apart(first, background, self._rules.reach)
 
     def _least(self) -> float | None:
-        first = self._heaps.first()
-        return None if first is None else self._tag(first)
+        return None if (first := self._heaps.first()) is None else self._tag(first)
 
     def _tag(self, flow: Flow) -> float:
         """The user's counter, as compared over all tiers."""
@@ -312,8 +313,7 @@ class FairQueue:
         self._leave(flow, demand.run_id)
         if self._time.waiting == bool(flow.waiting):
             self._time.reach(flow.received - self._time.offset(flow.tier))
-        flight = Flight(demand, flow, self._time.lift(flow.tier), here)
-        self._flights[demand.run_id] = flight
+        flight = self._flights[demand.run_id] = Flight(demand, flow, self._time.lift(flow.tier), here)
         flow.flights += 1
         self._here += here
         self._charge_ahead(flight)

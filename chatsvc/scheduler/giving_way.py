@@ -7,7 +7,7 @@ gets done at last. So is one that was begun though replies waited, since it was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from chatsvc.run import RunKind
@@ -18,12 +18,20 @@ MOST_TIMES: Final = 2
 back by one that shut down, counts too."""
 
 
-def giving_way(actives: Sequence[ActiveRun], held_up: int, began_by_turn: Callable[[str], bool]) -> list[ActiveRun]:
+def giving_way(
+    actives: Sequence[ActiveRun],
+    held_up: int,
+    began_by_turn: Callable[[str], bool],
+    helps: Callable[[Collection[str]], bool],
+) -> list[ActiveRun]:
     """Of one engine's runs under way, those to be cut short for so many replies that wait for a place.
 
-    ``actives`` are in the order in which they began. Places that become free by themselves count.
+    ``actives`` are in the order in which they began. Places that become free by themselves count. ``helps`` says
+    whether any reply could begin once these runs have ended: where it needs more room than all have that may give way,
+    none does.
     """
-    needed = held_up - sum(1 for active in actives if active.settling or active.why is not None)
+    ending = [active.run.id for active in actives if active.settling or active.why is not None]
+    needed = held_up - len(ending)
     if needed <= 0:
         return []
     able = [
@@ -35,4 +43,8 @@ def giving_way(actives: Sequence[ActiveRun], held_up: int, began_by_turn: Callab
         and active.run.attempt <= MOST_TIMES
         and not began_by_turn(active.run.id)
     ]
-    return able[::-1][:needed]
+    youngest = able[::-1]
+    for count in range(min(needed, len(youngest)), len(youngest) + 1):
+        if count and helps([*ending, *(active.run.id for active in youngest[:count])]):
+            return youngest[:count]
+    return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from chatsvc.clock import Clock
@@ -236,8 +236,7 @@ class Line:
         sequences = self.slots - len(self._room)
         if sequences <= 0 or self._engine is None:
             return []
-        capacity = self._engine.limits.kv_tokens
-        free = None if capacity is None else capacity - sum(self._room.values())
+        free = self._free_kv()
         shared = self._neighbours.others(self.model)
         taken = self.queue.take(sequences, free, self._may if shared else None, replies_first=self.held_up > 0)
         for demand in taken:
@@ -252,9 +251,15 @@ class Line:
         """What is left for what no line knows of; nothing while anybody waits, wherever."""
         if self._engine is None or self.queue.waits():
             return Spare(0, 0)
-        capacity = self._engine.limits.kv_tokens
-        kv_tokens = math.inf if capacity is None else capacity - sum(self._room.values())
-        return Spare(self.slots - len(self._room), kv_tokens)
+        free = self._free_kv()
+        return Spare(self.slots - len(self._room), math.inf if free is None else free)
+
+    def _free_kv(self, without: Collection[str] = ()) -> int | None:
+        """KV tokens that no run of ours has, or would have ``without`` these; None: no limit."""
+        if self._engine is None or self._engine.limits.kv_tokens is None:
+            return None
+        taken = sum(kv_tokens for run_id, kv_tokens in self._room.items() if run_id not in without)
+        return self._engine.limits.kv_tokens - taken
 
     def fullness(self) -> Fullness:
         """How much of the engine here replies have; what is done in the background is not counted."""
@@ -281,6 +286,12 @@ class Line:
             for home, count in self._replies_at.items()
             if home == self._neighbours.me or not self._neighbours.serves(home, self.model)
         )
+
+    def helps(self, run_ids: Collection[str]) -> bool:
+        """Whether a reply would begin here if these runs of ours, one at least, had ended."""
+        may = self._may if self._neighbours.others(self.model) else None
+        free = self._free_kv(run_ids)
+        return self.queue.starts_reply(math.inf if free is None else free, may)
 
     def began_by_turn(self, run_id: str) -> bool:
         """Whether a run in the background was begun though replies waited: it had let as many pass as it had to."""

@@ -169,7 +169,7 @@ def test_nothing_is_kept_of_users_who_are_done():
     line = queue()
     put(line, *(demand(f"u{n}") for n in range(100)))
     serve_all(line, 100)
-    assert line.users() == 0
+    assert len(line._flows) == 0
 
 
 def test_what_is_kept_of_users_is_bounded_while_others_wait():
@@ -180,7 +180,7 @@ def test_what_is_kept_of_users_is_bounded_while_others_wait():
         serve_all(line, 1)
         if len(line) < 5:
             put(line, demand("steady"))
-    assert line.users() < 2 * KEPT_IDLE
+    assert len(line._flows) < 2 * KEPT_IDLE
 
 
 def test_what_is_kept_of_users_is_bounded_while_many_come_and_go_through_a_batch():
@@ -192,7 +192,7 @@ def test_what_is_kept_of_users_is_bounded_while_many_come_and_go_through_a_batch
         for one in batch[:5]:
             serve(line, one, tokens=300 if one.user_id in "ab" else 20)
         batch = batch[5:] + line.take(5)
-    assert line.users() < 1.2 * KEPT_IDLE
+    assert len(line._flows) < 1.2 * KEPT_IDLE
 
 
 # Charges --------------------------------------------------------------------------------------------------------------

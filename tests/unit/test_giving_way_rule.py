@@ -15,8 +15,8 @@ def active(name, kind=RunKind.FOLD, *, attempt=1, why=None, settling=False) -> A
     return SimpleNamespace(run=run, why=why, settling=settling)
 
 
-def chosen(actives, held_up, by_turn=()):
-    return [each.run.id for each in giving_way(actives, held_up, by_turn.__contains__)]
+def chosen(actives, held_up, by_turn=(), helps=lambda _: True):
+    return [each.run.id for each in giving_way(actives, held_up, by_turn.__contains__, helps)]
 
 
 def test_the_youngest_go_and_no_more_than_replies_wait():
@@ -45,3 +45,13 @@ def test_one_that_was_begun_in_its_turn_finishes():
 def test_places_that_become_free_anyway_count(ends, kind):
     assert chosen([active("fold"), active("ends", kind, **ends)], 1) == []
     assert chosen([active("fold"), active("ends", kind, **ends)], 2) == ["fold"]
+
+
+def test_none_gives_way_where_no_reply_could_begin_all_the_same():
+    folds = [active("old"), active("middle"), active("young")]
+    assert chosen(folds, 1, helps=lambda _: False) == []
+    # One of them does not have the room that the reply needs.
+    assert chosen(folds, 1, helps=lambda ended: len(ended) >= 2) == ["young", "middle"]
+    # What ends by itself helps too.
+    ending = [*folds, active("ends", RunKind.REPLY, settling=True)]
+    assert chosen(ending, 2, helps=lambda ended: set(ended) == {"ends", "young"}) == ["young"]

@@ -257,6 +257,24 @@ def test_room_that_is_kept_for_what_nobody_waits_for_is_given_to_a_reply():
     assert line.take() == [("m", "run002")]
 
 
+@pytest.mark.parametrize(("reply", "helps"), [(300, True), (500, False)])
+def test_it_helps_a_reply_that_a_fold_ends_where_there_is_room_enough_then(reply, helps):
+    """300 of 1,000 tokens are a fold's, 600 another reply's."""
+    line = lines(m=Engine(slots=3, kv_tokens=1000))
+    line.put(run(1, max_tokens=500))
+    assert line.take() == [("m", "run001")]
+    line.put(fold(2, max_tokens=200))
+    assert line.take() == [("m", "run002")]
+    line.put(run(3, user="bob", prompt_tokens=reply - 100, max_tokens=100))
+    assert line.take() == []
+    [the_line] = line
+    assert the_line.helps(["run002"]) == helps
+    assert the_line.helps(["run001", "run002"])
+    assert line.ids() == {"run003"}  # nobody was taken
+    line.meter("m", "run002").refund()
+    assert line.take() == ([("m", "run003")] if helps else [])
+
+
 def test_replies_that_wait_for_another_replica_hold_up_nothing_here():
     class Other:
         me = "a"
