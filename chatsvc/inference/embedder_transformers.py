@@ -20,6 +20,8 @@ from chatsvc.inference.loading import forget_loaded, load_in_thread
 
 _log = structlog.get_logger(__name__)
 
+_ANSWER_S: Final = 300.0
+"""A thread that does not answer for so long is hung: a call takes seconds at most, with the largest model minutes."""
 _TRIAL: Final = "A question as long as they are: what was it that you said about the trip to the sea with your sister?"
 _TRIALS: Final = 4
 """The first is not counted: it prepares what the others find."""
@@ -48,7 +50,10 @@ class TransformersEmbedder(Embedder):
     async def embed(self, texts: Sequence[str]) -> Rows:
         model = self._model or await self._load()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, model.embed, list(texts))
+            async with asyncio.timeout(_ANSWER_S):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, model.embed, list(texts))
+        except TimeoutError as error:
+            raise EngineUnavailable(f"The embedding model {self.name} did not answer for {_ANSWER_S:g} s.") from error
         except Exception as error:
             # Each part raises errors of its own, and torch says so when memory is short.
             raise EngineUnavailable(f"The embedding model {self.name} failed: {_one_line(error)}") from error

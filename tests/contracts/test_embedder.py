@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import shutil
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,6 +128,45 @@ async def test_a_model_that_cannot_compute_at_all_is_said_too(monkeypatch):
             with pytest.raises(EngineUnavailable, match="no memory"):
                 await embedder.embed(SAID)
     finally:
+        await embedder.aclose()
+
+
+@pytest.mark.slow
+@needs_minilm
+async def test_of_a_long_question_its_end_is_what_is_compared():
+    from chatsvc.scheduler.question_vectors import _CHARS
+
+    embedder = create_embedder("minilm")
+    try:
+        before = "We were talking about the train to Lisbon and what it costs to sit by the window. " * 30
+        one, other = ((before + end)[-_CHARS:] for end in ("What is my dentist called?", "Where is my cat now?"))
+        [first], [second] = await embedder.embed([one]), await embedder.embed([other])
+        assert first @ second < 0.99
+    finally:
+        await embedder.aclose()
+
+
+async def test_a_thread_that_hangs_is_said_and_holds_nobody_for_ever(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from chatsvc.inference import embedder_transformers as module
+
+    def embed(texts):
+        go_on.wait(60)
+        return np.ones((len(texts), 3), np.float32)
+
+    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
+    go_on = threading.Event()
+    embedder = create_embedder(f"transformers:{tmp_path}")
+    embedder._model = SimpleNamespace(embed=embed)
+    try:
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match="did not answer"):
+                await embedder.embed(SAID)
+        monkeypatch.setattr(module, "_ANSWER_S", 60)
+        go_on.set()
+        assert len(await embedder.embed(SAID)) == len(SAID)
+    finally:
+        go_on.set()
         await embedder.aclose()
 
 
