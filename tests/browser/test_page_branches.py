@@ -53,6 +53,20 @@ async def test_an_edit_of_the_first_message_begins_a_new_root(visit):
     await expect(tab.question).to_contain_text("First.")
 
 
+async def test_the_arrows_of_a_question_stand_under_its_end(visit):
+    """The buttons beside them show under the mouse only, and would leave a gap."""
+    tab = await visit()
+    await tab.send("First wording.")
+    await tab.reply_is("complete")
+    await press(tab, tab.question, "Edit this message")
+    await tab.page.get_by_label("Edit your message").fill("Second wording.")
+    await tab.button("Send", tab.page.locator(".editor")).click()
+    await expect(tab.question.locator(".count")).to_have_text("2/2")
+    bubble = await tab.question.locator(".question").bounding_box()
+    arrows = await tab.question.locator(".arrows").bounding_box()
+    assert abs(bubble["x"] + bubble["width"] - arrows["x"] - arrows["width"]) < 1
+
+
 async def test_an_edit_in_the_middle_keeps_the_old_branch_whole(visit):
     tab = await visit()
     for text in ("One.", "Two."):

@@ -30,8 +30,6 @@ function Question({ thread, message }: MessageProps) {
       <h2 class="sr-only">You said</h2>
       <div class="question">{message.content}</div>
       <div class="actions" ref={actions}>
-        <PinMark message={message} />
-        <Arrows thread={thread} message={message} />
         <IconButton
           icon="edit"
           label={EDIT_LABEL}
@@ -41,6 +39,9 @@ function Question({ thread, message }: MessageProps) {
         />
         <CopyButton text={message.content} label="Copy this message" />
         <More thread={thread} message={message} />
+        {/* What always shows stands at the edge: the buttons above show under the mouse only, and left a gap. */}
+        <PinMark message={message} />
+        <Arrows thread={thread} message={message} />
       </div>
     </>
   );
