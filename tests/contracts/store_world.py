@@ -5,7 +5,7 @@ import msgspec
 from chatsvc import ids
 from chatsvc.limits import Principal, Tier, TierName, Usage
 from chatsvc.run import Checkpoint, Outcome, RunStatus
-from chatsvc.store import NewConversation, Regeneration, Submission
+from chatsvc.store import NewConversation, NewFold, Regeneration, Submission
 
 ALICE = Principal("alice", TierName.PLUS)
 BOB = Principal("bob", TierName.FREE)
@@ -57,6 +57,21 @@ def submission(conversation, parent_id=None, **changes):
         "response_id": ids.new_response_id("local"),
     }
     return Submission(**(fields | changes))
+
+
+def new_fold(conversation, through, base=None, **changes):
+    fields = {
+        "id": ids.new_fold_id(),
+        "user_id": conversation.user_id,
+        "conversation_id": conversation.id,
+        "through_message_id": through,
+        "base_id": base,
+        "model": "small",
+        "tier": TierName.FREE,
+        "prompt_tokens": 300,
+        "max_tokens": 100,
+    }
+    return NewFold(**(fields | changes))
 
 
 def regeneration(user_message_id, **changes):

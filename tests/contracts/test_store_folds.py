@@ -5,34 +5,18 @@ import asyncio
 import msgspec
 import psycopg
 import pytest
-from recall_world import rows_committed
-from store_world import ALICE, BOB, MANY, World, complete, failed, stopped, submission
+from store_world import ALICE, BOB, MANY, World, complete, failed, new_fold, submission
 
 from chatsvc import ids
 from chatsvc.errors import NotFound, SummaryChanged
-from chatsvc.limits import TierName, Usage
+from chatsvc.limits import Usage
 from chatsvc.run import RunKind, RunStatus
-from chatsvc.store import Committed, NewFold
+from chatsvc.store import Committed
 
 
 @pytest.fixture
 def world(store):
     return World(store)
-
-
-def new_fold(conversation, through, base=None, **changes):
-    fields = {
-        "id": ids.new_fold_id(),
-        "user_id": conversation.user_id,
-        "conversation_id": conversation.id,
-        "through_message_id": through,
-        "base_id": base,
-        "model": "small",
-        "tier": TierName.FREE,
-        "prompt_tokens": 300,
-        "max_tokens": 100,
-    }
-    return NewFold(**(fields | changes))
 
 
 async def queued(store, conversation, through, base=None, **changes):
@@ -303,75 +287,6 @@ async def test_a_fold_that_was_planned_before_another_one_ended_is_not_queued(wo
     assert await queued(store, conversation, path[1]) is None
     await edit(store, conversation, first)
     assert await queued(store, conversation, path[3], first.id) is None
-
-
-async def test_what_failed_is_not_tried_again_at_once(world, store):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 2)
-    fold = await claimed(store, conversation, path[1])
-    assert await store.runs.finish(fold.id, fold.attempt, failed())
-    assert await queued(store, conversation, path[1]) is None
-    assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=0) is not None
-
-
-@pytest.mark.parametrize(
-    ("code", "rests"), [("summary_refused", (100, 400, 1600, 1600)), ("engine_failed", (1600, 1600, 1600))]
-)
-async def test_refused_drafts_are_soon_tried_again_and_ever_later(world, store, postgres_url, code, rests):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 2)
-
-    async def again():
-        return await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600)
-
-    async def ended_ago(seconds):
-        await rows_committed(
-            postgres_url, f"UPDATE runs SET ended_at = now() - interval '{seconds} s' WHERE kind = 'fold'"
-        )
-
-    fold = await again()
-    for rest in rests:
-        [fold] = await store.runs.claim([fold.id], "worker-1")
-        await store.runs.finish(fold.id, fold.attempt, msgspec.structs.replace(failed(), error_code=code))
-        await ended_ago(rest - 10)
-        assert await again() is None
-        await ended_ago(rest + 10)
-        fold = await again()
-        assert fold is not None
-
-
-@pytest.mark.parametrize(("code", "days", "rest"), [("summary_refused", 90, 100), ("engine_failed", 0.02, 400)])
-async def test_how_long_refused_turns_rest_depends_on_the_last_failure_and_how_many_there_were_lately(
-    world, store, postgres_url, code, days, rest
-):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 2)
-
-    async def failing(code, ago):
-        fold = await store.summaries.queue(new_fold(conversation, path[1]), rest_s=0)
-        [fold] = await store.runs.claim([fold.id], "worker-1")
-        await store.runs.finish(fold.id, fold.attempt, msgspec.structs.replace(failed(), error_code=code))
-        await ended_ago(fold, ago)
-        return fold
-
-    async def ended_ago(fold, ago):
-        await rows_committed(
-            postgres_url, f"UPDATE runs SET ended_at = now() - interval '{ago}' WHERE id = '{fold.id}'"
-        )
-
-    await failing(code, f"{days} days")
-    fold = await failing("summary_refused", f"{rest - 10} s")
-    assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600) is None
-    await ended_ago(fold, f"{rest + 10} s")
-    assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600) is not None
-
-
-async def test_what_was_stopped_may_be_tried_again_at_once(world, store):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 2)
-    fold = await claimed(store, conversation, path[1])
-    assert await store.runs.finish(fold.id, fold.attempt, stopped(text=""))
-    assert await queued(store, conversation, path[1]) is not None
 
 
 async def test_the_fold_of_a_lost_worker_is_taken_over_like_any_run(world, store):
