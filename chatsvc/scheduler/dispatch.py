@@ -94,7 +94,7 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        replicas.wakes(self._work.set)
+        replicas.wakes(self._work.set, self.sweep_soon)
 
     # What others tell it ------------------------------------------------------------------------------------------
 
@@ -325,6 +325,9 @@ class Dispatcher:
             age_s = active.meter.age_s
             if active.queued_again:
                 active.meter.refund()
+            elif active.why is Interrupt.LOST:
+                active.meter.lost()
+                self.sweep_soon()  # it may wait again: we were told so while we believed to have it
             else:
                 active.meter.end(complete=active.complete)
             if self._active.get(active.run.id) is active:

@@ -70,14 +70,14 @@ class Flights:
             self._grown[run_id] = held
             self._queue.delivered(run_id, output_tokens)
 
-    def end(self, run_id: str, how: End) -> Held | None:
-        """It has ended here; None when it was not under way here."""
+    def end(self, run_id: str, how: End, *, lost: bool = False) -> Held | None:
+        """It has ended here; None when it was not under way here. ``lost``: others had taken it over before."""
         held = self.own.pop(run_id, None)
         self._settle(run_id, how)
         self._grown.pop(run_id, None)
         if held is not None and run_id in self._claimed:
             self._claimed.discard(run_id)
-            held.end = how
+            held.end, held.lost = how, lost
             self._moved[run_id] = held
         return held
 
@@ -109,8 +109,8 @@ class Flights:
             self._drop(run_id, End.REFUND)
             theirs = None
         if theirs is None:
-            if held.end is End.REFUND:
-                return False  # it costs nothing, and may wait again by now
+            if held.end is End.REFUND or held.lost:
+                return False  # it may wait again by now
             self._queue.taken_elsewhere(demand)
             theirs = self._theirs[run_id] = _Theirs(replica_id)
             self.load[replica_id] += 1

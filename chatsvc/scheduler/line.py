@@ -373,9 +373,9 @@ class Line:
         self.flights.delivered(run_id, output_tokens)
         self.pace.delivered(self._cost.of_output(output_tokens))
 
-    def end(self, run_id: str, how: End) -> None:
-        """A run of ours has ended."""
-        held = self.flights.end(run_id, how)
+    def end(self, run_id: str, how: End, *, lost: bool = False) -> None:
+        """A run of ours has ended, or others have it."""
+        held = self.flights.end(run_id, how, lost=lost)
         if held is not None and held.read and held.run.kind is RunKind.REPLY:
             self.warmth.served(held.run.conversation_id, held.prompt_tokens + held.output_tokens)
         self._room.pop(run_id, None)

@@ -24,7 +24,7 @@ _REPORT_TOKENS: Final = 16
 
 
 class Meter:
-    """What one run receives, told to its line. ``end`` or ``refund`` it, once."""
+    """What one run receives, told to its line. ``end`` it, ``refund`` it, or say that it is ``lost``; once."""
 
     __slots__ = ("_line", "_pending", "_run_id")
 
@@ -51,6 +51,11 @@ class Meter:
         """The run has ended here; ``complete``: by itself, so that its length says something."""
         self._report()
         self._line.end(self._run_id, End.COMPLETE if complete else End.CUT)
+
+    def lost(self) -> None:
+        """Others have taken the run over: what it got was delivered here all the same."""
+        self._report()
+        self._line.end(self._run_id, End.CUT, lost=True)
 
     @property
     def age_s(self) -> float:

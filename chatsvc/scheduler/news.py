@@ -33,6 +33,8 @@ class Held(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     end: End | None = None
+    lost: bool = False
+    """Others had taken it over before it ended here: it may wait again by now, which only Postgres knows."""
 
 
 class Posted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -60,6 +60,7 @@ class Replicas:
         self._lines = lines
         self._clock = clock
         self._on_work: Callable[[], None] = lambda: None
+        self._on_lost: Callable[[], None] = lambda: None
         self._soon = asyncio.Event()
         self._posted: list[Posted] = []
         self._saying: set[asyncio.Task[None]] = set()
@@ -74,9 +75,12 @@ class Replicas:
         self.heard: Counter[Source] = Counter()
         """From whom it was learned here first that a run waits which was not posted here."""
 
-    def wakes(self, on_work: Callable[[], None]) -> None:
-        """``on_work`` is called whenever something may be taken out of the lines, or nothing waits in one any more."""
-        self._on_work = on_work
+    def wakes(self, on_work: Callable[[], None], on_lost: Callable[[], None] = lambda: None) -> None:
+        """``on_work`` is called whenever something may be taken out of the lines, or nothing waits in one any more.
+
+        ``on_lost``: another replica had a run no more that was taken over; whether it waits, only Postgres knows.
+        """
+        self._on_work, self._on_lost = on_work, on_lost
 
     # Where a turn goes --------------------------------------------------------------------------------------------
 
@@ -340,7 +344,7 @@ class Replicas:
             self._greet()
         waited = self._lines_with_waits()
         for held in news.held:
-            if held.end is not End.REFUND:  # that one waits again
+            if held.end is not End.REFUND and not held.lost:  # that one waits again
                 self._overheard.pop(held.run.id, None)
         self._lines.hear(news.replica, news.held)
         if news.whole:
@@ -351,6 +355,8 @@ class Replicas:
             self._lines.put(posted.run, posted.home, posted.cached_tokens)
         if news.posted or news.leaving or self._lines_with_waits() < waited:
             self._on_work()
+        if any(held.lost for held in news.held):
+            self._on_lost()
 
     def _lines_with_waits(self) -> int:
         return sum(line.queue.waits() for line in self._lines)
