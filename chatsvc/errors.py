@@ -17,6 +17,7 @@ what to do, and never hold message text or secrets.
     │               · TooLate
     ├── EngineFailed ─ WorkerLost
     ├── EngineRefused
+    ├── Abandoned
     └── ConfigError
 """
 
@@ -312,6 +313,14 @@ class WorkerLost(EngineFailed):
 
     code = "worker_lost"
     title = "The server working on this reply went away"
+
+
+class Abandoned(ChatError):
+    """The reply was stopped since nobody read it: no failure, and it may be gone on with."""
+
+    code = "abandoned"
+    title = "Nobody was reading, so it was stopped"
+    retryable = True
 
 
 class ConfigError(ChatError):

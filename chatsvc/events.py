@@ -114,13 +114,17 @@ class Snapshot(Event, frozen=True, kw_only=True):
 
 
 class Done(Event, frozen=True, kw_only=True):
-    """The reply ended with its text kept: ``finish_reason`` is stop, length, stopped or tool_calls."""
+    """The reply ended with its text kept: ``finish_reason`` is stop, length, stopped or tool_calls.
+
+    ``error_code`` is there only when the service stopped it by itself, and says why: ``abandoned``.
+    """
 
     name = "done"
     terminal = True
     message_id: str
     finish_reason: str
     usage: Usage
+    error_code: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Error(Event, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ repeat.
 | `context` | `{condensed, summary_through, retrieved, prompt_tokens, cached_tokens, window, left_out, parts}` |
 | `delta` | `{text}`: append it |
 | `snapshot` | `{text, reason}`: replace what you show, go on from this id |
-| `done` | `{message_id, finish_reason, usage}`; the last event |
+| `done` | `{message_id, finish_reason, usage, error_code}`; the last event; a code only where the service stopped it |
 | `error` | `{code, message, retryable}`; the last event |
 
 A cursor at or past the end is answered with 204, which stops an `EventSource`. Drop events whose id is not above the

@@ -172,7 +172,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorOut(msgspec.Struct, frozen=True):
-    """Why a reply failed."""
+    """Why a reply failed, or was stopped by the service itself."""
 
     code: str
     message: str

@@ -67,7 +67,7 @@ class Abandonment:
             if now - since >= self._limits[active.run.tier]:
                 self.count += 1
                 _log.info("reply abandoned", run_id=active.run.id, tier=active.run.tier.value)
-                active.interrupt(Interrupt.STOP)
+                active.interrupt(Interrupt.ABANDON)
         self._unseen_since = unseen
 
     def _may_be_abandoned(self, active: ActiveRun) -> bool:

@@ -15,6 +15,8 @@ class Interrupt(Enum):
 
     STOP = "stop"
     """The user said so: the text is kept (L9)."""
+    ABANDON = "abandon"
+    """Nobody reads it: the text is kept, and the end says why."""
     DRAIN = "drain"
     """The process shuts down and the grace time is over:
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import structlog
+from msgspec import UNSET
 
 from chatsvc.errors import ChatError, kind_of
 from chatsvc.events import Done, Error, Event
@@ -18,13 +19,25 @@ _log = structlog.get_logger(__name__)
 
 
 def _terminal_event(
-    *, message_id: str, finish_reason: str | None, usage: Usage, error_code: str | None, error_message: str | None
+    *,
+    status: RunStatus,
+    message_id: str,
+    finish_reason: str | None,
+    usage: Usage,
+    error_code: str | None,
+    error_message: str | None,
 ) -> Event:
-    """The event that ends the log of a run that ended like this."""
-    if error_code is None:
-        return Done(message_id=message_id, finish_reason=finish_reason or "stop", usage=usage)
-    kind = kind_of(error_code)
-    return Error(code=error_code, message=error_message or kind.title, retryable=kind.retryable)
+    """The event that ends the log of a run that ended like this. A stopped one may say why, and is no failure."""
+    if status is RunStatus.FAILED:
+        code = error_code or ChatError.code
+        kind = kind_of(code)
+        return Error(code=code, message=error_message or kind.title, retryable=kind.retryable)
+    return Done(
+        message_id=message_id,
+        finish_reason=finish_reason or "stop",
+        usage=usage,
+        error_code=UNSET if error_code is None else error_code,
+    )
 
 
 def terminal_event_of(run: Run) -> Event | None:
@@ -32,10 +45,11 @@ def terminal_event_of(run: Run) -> Event | None:
     if not run.status.ended:
         return None
     return _terminal_event(
+        status=run.status,
         message_id=run.message_id,
         finish_reason="stopped" if run.status is RunStatus.STOPPED else run.finish_reason,
         usage=run.usage,
-        error_code=run.error_code if run.status is RunStatus.FAILED else None,
+        error_code=run.error_code,
         error_message=run.error_message,
     )
 
@@ -48,6 +62,7 @@ def seq_of_end(last_seq: int, kept: str) -> int:
 def terminal_event_for(message_id: str, outcome: Outcome) -> Event:
     """The event that ends the log of a run with this outcome."""
     return _terminal_event(
+        status=outcome.status,
         message_id=message_id,
         finish_reason=outcome.finish_reason,
         usage=outcome.usage,

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable
+from chatsvc.errors import Abandoned, ChatError, Draining, EngineFailed, EngineUnavailable
 from chatsvc.events import Context, Start
 from chatsvc.inference.base import Engine
 from chatsvc.limits import TierName, Usage
@@ -291,9 +291,16 @@ def _outcome(active: ActiveRun, reply: ReplyWriter, progress: _Progress) -> Outc
             finish_reason=progress.finish_reason,
             usage=progress.usage,
         )
-    if active.why is Interrupt.STOP:
+    if active.why in {Interrupt.STOP, Interrupt.ABANDON}:
+        abandoned = active.why is Interrupt.ABANDON
         return Outcome(
-            status=RunStatus.STOPPED, text=text, last_seq=last_seq, finish_reason="stopped", usage=progress.usage
+            status=RunStatus.STOPPED,
+            text=text,
+            last_seq=last_seq,
+            finish_reason="stopped",
+            usage=progress.usage,
+            error_code=Abandoned.code if abandoned else None,
+            error_message=f"{Abandoned.title}." if abandoned else None,
         )
     failure = progress.failure or Draining("The server was shut down before this reply was finished. Try again.")
     return Outcome(

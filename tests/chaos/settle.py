@@ -40,7 +40,8 @@ INVARIANTS = {
     "a run ended before it began": "SELECT id FROM runs WHERE ended_at < created_at OR ended_at < started_at",
     "an ended run has a strange end": """
         SELECT id, status, finish_reason, error_code FROM runs
-        WHERE (status = 'failed') <> (error_code IS NOT NULL)
+        WHERE (status = 'failed') <> (error_code IS NOT NULL AND error_code <> 'abandoned')
+           OR (error_code = 'abandoned' AND status <> 'stopped')
            OR (status = 'stopped') <> (coalesce(finish_reason, '') = 'stopped')
            OR (status = 'complete') <> (coalesce(finish_reason, '') IN ('stop', 'length', 'tool_calls'))
            OR (status IN ('complete', 'stopped', 'failed') AND last_seq < 1 AND kind = 'reply')""",

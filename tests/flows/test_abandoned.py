@@ -19,6 +19,15 @@ def user(client, server, tier):
     return api
 
 
+async def says_that_nobody_read_it(api, reply):
+    message, state = await api.message_of(reply), await api.state(reply)
+    assert (message["status"], message["finish_reason"], message["error_code"]) == ("stopped", "stopped", "abandoned")
+    assert state["error"]["code"] == "abandoned"
+    assert state["error"]["message"] == "Nobody was reading, so it was stopped."
+    end = (await read_to_the_end(api.client, api.stream_url(reply))).end
+    assert (end.name, end.data["finish_reason"], end.data["error_code"]) == ("done", "stopped", "abandoned")
+
+
 @pytest.mark.slow
 async def test_a_free_reply_without_a_reader_is_stopped_and_its_text_kept(server, client):
     free = user(client, server, "free")
@@ -33,11 +42,16 @@ async def test_a_free_reply_without_a_reader_is_stopped_and_its_text_kept(server
         while {(await free.state(reply))["status"] for reply in (left, never_read)} != {"stopped"}:
             await asyncio.sleep(0.2)
     assert (await free.message_of(left))["content"].startswith(seen.text)
+    for reply in (left, never_read):
+        await says_that_nobody_read_it(free, reply)
     assert (await free.state(background))["status"] == "streaming"
     assert (await pro.state(kept))["status"] == "streaming"
     assert "chatsvc_runs_abandoned_total 2.0" in (await free.call("GET", "/metrics")).text
     for api, reply in ((free, background), (pro, kept)):
         await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
+        end = (await read_to_the_end(client, api.stream_url(reply))).end
+        assert (end.data["finish_reason"], end.data.get("error_code")) == ("stopped", None), "stopped by hand"
+        assert (await api.message_of(reply))["error_code"] is None
 
 
 @pytest.mark.slow

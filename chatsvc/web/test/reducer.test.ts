@@ -76,6 +76,15 @@ test("an end without an id, or with a repeated one, is an end", () => {
   assert.equal(fold([delta(1, "x"), event("error", "", { code: "worker_lost", message: "", retryable: true })]).phase, "failed");
 });
 
+test("an end that the service made says why; one made by hand has nothing to say", () => {
+  const stopped = (more: object) => fold([event("done", 1, { finish_reason: "stopped", usage: {}, ...more })]);
+  const abandoned = stopped({ error_code: "abandoned" });
+  assert.equal(abandoned.phase, "stopped");
+  assert.equal(abandoned.failure, null);
+  assert.equal(abandoned.errorCode, "abandoned");
+  assert.equal(stopped({}).errorCode, null);
+});
+
 test("an error keeps the text that was shown and says what can be done", () => {
   const reply = fold([delta(1, "half"), event("error", 2, { code: "worker_lost", message: "gone", retryable: true })]);
   assert.equal(reply.text, "half");

@@ -95,8 +95,10 @@ test("an ended reply does not run again because the store was asked a moment too
     streamAddress: (id) => `http://h/v1/responses/${id}/stream`,
   });
   await thread.load();
-  sources.get("/v1/responses/resp_a1/stream")?.say("done", 1, { finish_reason: "stopped", usage: {} });
+  const why = { error_code: "abandoned" };
+  sources.get("/v1/responses/resp_a1/stream")?.say("done", 1, { finish_reason: "stopped", usage: {}, ...why });
   assert.equal(thread.branch.value[1]?.status, "stopped");
+  assert.equal(thread.branch.value[1]?.error_code, "abandoned");
   await thread.load();
   assert.equal(thread.branch.value[1]?.status, "stopped");
 });

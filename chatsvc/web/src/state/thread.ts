@@ -353,7 +353,7 @@ export class Thread {
       degraded: reply.degraded.length > 0 ? reply.degraded : (message.degraded ?? []),
       finish_reason: reply.finishReason,
       tokens: reply.outputTokens,
-      error_code: reply.failure?.code ?? null,
+      error_code: reply.failure?.code ?? reply.errorCode,
     };
     this.messages.value = new Map(this.messages.value).set(message.id, ended);
   }

@@ -34,6 +34,8 @@ export interface Reply {
   readonly promptTokens: number | null;
   readonly outputTokens: number | null;
   readonly finishReason: string | null;
+  /** Why it was stopped, where that was not by hand. */
+  readonly errorCode: string | null;
   readonly failure: Failure | null;
 }
 
@@ -55,6 +57,7 @@ export const EMPTY_REPLY: Reply = {
   promptTokens: null,
   outputTokens: null,
   finishReason: null,
+  errorCode: null,
   failure: null,
 };
 
@@ -105,6 +108,7 @@ const ALWAYS: Record<string, Step> = {
       phase: data["finish_reason"] === "stopped" ? "stopped" : "complete",
       queue: null,
       finishReason: asText(data["finish_reason"]) || null,
+      errorCode: asText(data["error_code"]) || null,
       promptTokens: asNumber(usage["prompt_tokens"]) ?? reply.promptTokens,
       outputTokens: asNumber(usage["output_tokens"]),
     };

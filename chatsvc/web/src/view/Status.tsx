@@ -79,6 +79,7 @@ const REASONS: Record<string, string> = {
   engine_unavailable: "The model is not available just now.",
   too_late: "So many were waiting that this reply could not begin in time.",
   message_too_long: "This conversation no longer fits the model's window.",
+  abandoned: "Nobody was reading, so it was stopped.",
 };
 
 interface OutcomeProps {
@@ -104,7 +105,7 @@ export function Outcome({ message, failure, onRetry, onContinue }: OutcomeProps)
   if (message.status === "stopped") {
     return (
       <div class="outcome">
-        <p>Stopped</p>
+        <p>{REASONS[message.error_code ?? ""] ?? "Stopped"}</p>
         <Action label="Continue" onClick={onContinue} />
       </div>
     );
