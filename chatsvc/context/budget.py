@@ -39,6 +39,8 @@ QUESTION_TOKENS: Final = 512
 """No more than this is kept for it: some two pages of a letter."""
 STEP_SHARE: Final = 3
 """Of the window: turns that are left out, or folded, in one step take no more."""
+MOST_HALVINGS: Final = 3
+"""Of a step, where there is less room than one has."""
 SYSTEM_SHARE: Final = 2
 """Of the window: a system prompt takes no more."""
 
@@ -137,33 +139,43 @@ def check_question(budget: Budget, question_tokens: int) -> None:
     )
 
 
-def cuts(sizes: Sequence[int], step: int) -> list[int]:
+def halvings(step: int, room: int) -> int:
+    """How often a step is halved for a prompt that has so much room for verbatim turns: till it is no more than that.
+
+    Else the step behind which a turn begins anew would leave out all but the newest.
+    """
+    return next((number for number in range(MOST_HALVINGS) if step >> number <= room), MOST_HALVINGS)
+
+
+def cuts(sizes: Sequence[int], step: int, halved: int = 0) -> list[int]:
     """Where history may begin, as numbers of turns left out: 0 first, rising, all of them last.
 
     ``sizes`` are the turns' tokens, oldest first. A step takes at least one turn, and no more than ``step`` tokens
     unless that one has more. Behind the last full step every turn is a place. Turns that are added change nothing about
-    the steps before them.
+    the steps before them. ``halved``: each step is divided so often, and the places between steps stay where they are.
     """
-    places, _ = _steps(sizes, step)
+    places, _ = _steps(sizes, step, halved)
     return [*places, *range(places[-1] + 1, len(sizes) + 1)]
 
 
-def holds_for(sizes: Sequence[int], step: int, cut: int) -> int | None:
+def holds_for(sizes: Sequence[int], step: int, cut: int, halved: int = 0) -> int | None:
     """How many tokens a turn that is added may have so that ``cut`` is one of the ``cuts`` still; None: any number."""
-    places, taken = _steps(sizes, step)
-    return None if cut <= places[-1] or cut == len(sizes) else max(0, step - taken)
+    places, left = _steps(sizes, step, halved)
+    return None if cut <= places[-1] or cut == len(sizes) else max(0, left)
 
 
-def _steps(sizes: Sequence[int], step: int) -> tuple[list[int], int]:
-    """The places at which a full step ends, 0 first; and the tokens behind the last of them."""
+def _steps(sizes: Sequence[int], step: int, halved: int) -> tuple[list[int], int]:
+    """The places at which a full step ends, or a part of one, 0 first; and how many tokens more make the next one."""
+    limits = [max(1, step >> number) for number in range(halved + 1)]
+    taken = [0] * len(limits)
     places = [0]
-    taken = 0
     for number, size in enumerate(sizes):
-        if number > places[-1] and taken + size > step:
+        full = next((n for n, limit in enumerate(limits) if number and taken[n] + size > limit), None)
+        if full is not None:
             places.append(number)
-            taken = 0
-        taken += size
-    return places, taken
+            taken[full:] = [0] * (len(limits) - full)
+        taken = [tokens + size for tokens in taken]
+    return places, min(limit - tokens for limit, tokens in zip(limits, taken, strict=True))
 
 
 def first_fit(sizes: Sequence[int], places: Sequence[int], room: int) -> int:

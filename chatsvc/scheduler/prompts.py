@@ -22,6 +22,7 @@ from chatsvc.context.budget import (
     clipped,
     cuts,
     first_fit,
+    halvings,
     holds_for,
     reply_limit,
     split,
@@ -173,8 +174,8 @@ class _Making:
         self._engine = engine
         self._wanted = wanted
         self._sizes = Sizes(engine, wanted.model, 0)
-        self._steps: tuple[Sequence[int], Sequence[int]] = (), ()
-        """The turns' sizes, and the places at which history may begin."""
+        self._steps: tuple[Sequence[int], Sequence[int], int] = (), (), 0
+        """The turns' sizes, the places at which history may begin, and how often steps are halved."""
         history, tail = question_apart(wanted)
         self._turns = list(turns(history))
         self._tail = tail
@@ -226,12 +227,15 @@ class _Making:
     async def _cut(self, budget: Budget, summary: Summary | None, question_tokens: int) -> int:
         """How many of the oldest verbatim turns are left out: the first place at which the rest fits."""
         sizes = [await self._sizes.of_turn(turn) for turn in self._turns]
-        places = cuts(sizes, budget.step)
-        self._steps = sizes, places
+        # Of this room nothing changes from turn to turn but with a fold: so the steps stay where they are.
+        kept = 0 if summary is None else summary.tokens + 2 * self._sizes.overhead
+        recalled = budget.recalled if self._prompts.recalls else 0
+        halved = halvings(budget.step, budget.verbatim(summary=kept, recalled=recalled, question=budget.question))
+        places = cuts(sizes, budget.step, halved)
+        self._steps = sizes, places, halved
         self._spare = max(0, budget.question - question_tokens)
-        taken = 0 if summary is None else summary.tokens + 2 * self._sizes.overhead
         pins = await self._pins(budget, 0)
-        taken += await self._sizes.of_turn(pins) + question_tokens + self._spare
+        taken = kept + await self._sizes.of_turn(pins) + question_tokens + self._spare
         reserve = self._reserve(budget, summary, 0)
         index = first_fit(sizes, places, budget.verbatim(summary=taken, recalled=reserve))
         if not index and sum(sizes) + taken + reserve <= budget.allowed // 2:
@@ -345,12 +349,13 @@ class _Making:
         """For the reply to a prompt of so many tokens, until the next prompt leaves out something more."""
         beside = 2 * self._sizes.overhead + _READ_AGAIN
         room = budget.allowed - tokens - budget.question - beside - self._reserve(budget, summary, cut)
-        most = holds_for(self._steps[0], budget.step, cut)
+        sizes, _, halved = self._steps
+        most = holds_for(sizes, budget.step, cut, halved)
         return room if most is None else min(room, most - self._question_tokens - beside)
 
     def _next_place(self, cut: int, excess: int) -> int:
         """The next place at which history may begin that makes it shorter by ``excess``, as far as is known."""
-        sizes, places = self._steps
+        sizes, places, _ = self._steps
         later = [place for place in places if place > cut]
         return next((place for place in later if sum(sizes[cut:place]) >= excess), later[-1])
 

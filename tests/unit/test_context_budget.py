@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from chatsvc.context.budget import (
     DEFAULT_REPLY_TOKENS,
+    MOST_HALVINGS,
     check_question,
     clipped,
     cuts,
     first_fit,
+    halvings,
     holds_for,
     reply_limit,
     reply_reserve,
@@ -78,6 +80,7 @@ def test_a_question_is_refused_with_its_tokens_and_the_limit_when_all_of_the_his
 
 
 sizes = st.lists(st.integers(0, 500), max_size=40)
+halved = st.integers(0, MOST_HALVINGS)
 
 
 @given(sizes, st.integers(1, 2000))
@@ -88,20 +91,54 @@ def test_places_rise_from_nothing_to_everything(turns, step):
     assert places == sorted(set(places))
 
 
-@given(sizes, sizes, st.integers(1, 2000))
-def test_full_steps_stay_where_they_are_when_turns_are_added(turns, more, step):
-    before, after = cuts(turns, step), cuts([*turns, *more], step)
+@given(sizes, sizes, st.integers(1, 2000), halved)
+def test_full_steps_stay_where_they_are_when_turns_are_added(turns, more, step, halved):
+    before, after = cuts(turns, step, halved), cuts([*turns, *more], step, halved)
     full = [place for place in before if sum(turns[place:]) > step]
     assert [place for place in after if place in full] == full
     for start, end in pairwise(after):
-        assert sum([*turns, *more][start:end]) <= step or end == start + 1
+        assert sum([*turns, *more][start:end]) <= max(1, step >> halved) or end == start + 1
 
 
-@given(sizes, st.integers(1, 2000), st.integers(0, 2500))
-def test_how_long_the_next_turn_may_be_for_a_place_to_stay_is_known(turns, step, new):
-    after = cuts([*turns, new], step)
-    for place in cuts(turns, step):
-        most = holds_for(turns, step, place)
+@given(sizes, st.integers(1, 2000), halved)
+def test_a_request_that_leaves_little_room_moves_no_place_between_steps(turns, step, halved):
+    """It has more of them."""
+    full = [place for place in cuts(turns, step) if sum(turns[place:]) > step]
+    assert set(full) <= set(cuts(turns, step, halved))
+
+
+@given(windows, st.integers(0, 100_000), st.none() | st.integers(1, 300_000), st.floats(0, 1))
+def test_steps_are_halved_only_where_there_is_less_room_than_one_has(window, system, requested, share):
+    this = budget(window, system, requested, history_share=share)
+    room = this.verbatim(summary=this.summary, recalled=this.recalled, question=this.question)
+    halved = halvings(this.step, room)
+    assert halved <= MOST_HALVINGS
+    if halved:
+        assert this.step >> (halved - 1) > room
+    if halved < MOST_HALVINGS:
+        assert this.step >> halved <= room
+    if system < window and requested is None and share == 1:
+        assert halved == 0 or window - system < 64
+
+
+def test_the_step_behind_which_a_turn_begins_anew_leaves_more_than_the_newest_in_a_narrow_room():
+    turns, room, step = [100] * 60, 900, 1000
+    halved = halvings(step, room)
+    shown = []
+    for count in range(20, 60):
+        some = turns[:count]
+        places = cuts(some, step, halved)
+        shown.append(sum(some[places[first_fit(some, places, room)] :]))
+    assert min(shown) >= room - (step >> halved)
+    moves = sum(now <= before for before, now in pairwise(shown))
+    assert moves <= 60 * 100 / (step >> halved)
+
+
+@given(sizes, st.integers(1, 2000), st.integers(0, 2500), halved)
+def test_how_long_the_next_turn_may_be_for_a_place_to_stay_is_known(turns, step, new, halved):
+    after = cuts([*turns, new], step, halved)
+    for place in cuts(turns, step, halved):
+        most = holds_for(turns, step, place, halved)
         assert (place in after) == (most is None or new <= most)
 
 
@@ -113,11 +150,11 @@ def test_what_is_left_out_is_the_least_that_makes_the_rest_fit(turns, step, room
     assert index == 0 or sum(turns[places[index - 1] :]) > room
 
 
-@given(sizes, st.integers(1, 2000), st.integers(0, 20_000), st.integers(0, 500))
-def test_as_a_branch_grows_the_beginning_only_ever_moves_forward(turns, step, room, new):
-    before = cuts(turns, step)[first_fit(turns, cuts(turns, step), room)]
+@given(sizes, st.integers(1, 2000), st.integers(0, 20_000), st.integers(0, 500), halved)
+def test_as_a_branch_grows_the_beginning_only_ever_moves_forward(turns, step, room, new, halved):
+    before = cuts(turns, step, halved)[first_fit(turns, cuts(turns, step, halved), room)]
     longer = [*turns, new]
-    after = cuts(longer, step)[first_fit(longer, cuts(longer, step), room)]
+    after = cuts(longer, step, halved)[first_fit(longer, cuts(longer, step, halved), room)]
     assert after >= before
 
 

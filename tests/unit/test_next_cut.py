@@ -56,7 +56,7 @@ def test_any_question_that_the_room_kept_for_one_holds_finds_the_same_prefix(win
     asyncio.run(compared())
 
 
-@given(WINDOWS, SIZES, st.sampled_from([None, 0.6]))
+@given(WINDOWS, SIZES, st.sampled_from([None, 0.6, 0.75]))
 @example(2000, SHORT_STEPS, 0.6)
 @settings(deadline=None, max_examples=60)
 def test_a_reply_that_there_is_room_for_moves_nothing_and_one_that_is_longer_moves_it(window, sizes, share):
@@ -75,6 +75,19 @@ def test_a_reply_that_there_is_room_for_moves_nothing_and_one_that_is_longer_mov
             before = prepared
 
     asyncio.run(compared())
+
+
+async def test_beside_a_long_reply_too_more_than_the_newest_turn_is_shown_and_seldom_anew():
+    """A third of the window is more than there is for turns beside a reply of three quarters."""
+    _, prompts = made(4000)
+    shown, left_out = [], []
+    for count in range(20, 60):
+        wanted = asking(branch_of([(20, 60)] * count), words(20))
+        report = (await prompts.prepare(msgspec.structs.replace(wanted, max_tokens=3000))).report
+        shown.append(report.parts.verbatim)
+        left_out.append(report.left_out)
+    assert min(shown) > 2 * 90
+    assert len(set(left_out)) < 40 / 4
 
 
 async def test_where_a_step_is_about_to_be_taken_the_prefix_has_taken_it():
