@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 from chatsvc.errors import ConfigError
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_IN_THE_WAY: Final = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ENOENT})
 _ALMOST_NONE_BYTES: Final = 1_000_000
 
 
@@ -75,10 +76,17 @@ def refusal(problem: str) -> ConfigError:
 
 def unusable(path: Path, error: OSError) -> ConfigError:
     """The operating system does not let us use a path: missing rights, full, read-only, …."""
+    if error.errno in _IN_THE_WAY and (other := _no_directory(path)):
+        return refusal(f"{path} cannot be used: {other} is no directory. Move it away, or set CHATSVC_DATA_DIR.")
     advice = "Make it writable, or set CHATSVC_DATA_DIR."
     if error.errno in _NO_ROOM:
         advice = "Make room there, or set CHATSVC_DATA_DIR to a directory on a larger disk."
     return refusal(f"{path} cannot be used: {error.strerror or error}. {advice}")
+
+
+def _no_directory(path: Path) -> Path | None:
+    """What stands where ``path``, or a directory above it, has to be: a file, or a link that leads nowhere."""
+    return next((each for each in (*reversed(path.parents), path) if os.path.lexists(each) and not each.is_dir()), None)
 
 
 def full_disk(path: Path, needed_bytes: int = _ALMOST_NONE_BYTES) -> str:

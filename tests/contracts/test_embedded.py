@@ -395,6 +395,18 @@ def test_a_directory_that_cannot_be_made_is_refused_by_name(data_dir, place):
     assert str(data_dir / place) in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["file", "file/data", "file/deep/data", "link", "link/data"])
+def test_what_is_no_directory_but_stands_in_its_place_is_named_and_no_rights_are_asked_for(data_dir, place):
+    (data_dir / "file").touch()
+    (data_dir / "link").symlink_to("nothing")
+    with pytest.raises(ConfigError) as caught, lock_data_dir(data_dir / place):
+        pass
+    culprit = data_dir / place.partition("/")[0]
+    assert f"{data_dir / place} cannot be used: " in str(caught.value)
+    assert f"{culprit} is no directory" in str(caught.value)
+    assert "writable" not in str(caught.value)
+
+
 def test_an_error_in_the_body_is_not_mistaken_for_one_of_the_directory(data_dir):
     with pytest.raises(FileNotFoundError), lock_data_dir(data_dir):
         (data_dir / "none").read_text()
