@@ -1,7 +1,8 @@
 """``python -m chatsvc check``: says what is configured, tries each part, and says what to do about what is wrong.
 
-A check is a coroutine that returns one sentence, or raises what went wrong. ``CHECKS`` is the whole list. Nothing is
-left running, and nothing but the data directory's own files is written.
+A check is a coroutine that returns one sentence, or raises what went wrong. ``CHECKS`` is the whole list. A fault is
+said once: what could not be tried for it is skipped. Nothing is left running, and nothing but the data directory's own
+files is written.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ _QUICK_ENGINES: Final = ("openai", "scripted")
 """Engines that start at once. The others load a model, which a check does not wait for."""
 
 
+class _NotTried(Exception):
+    """A part that could not be tried for a fault that another check has said."""
+
+
 async def check(config: Config, out: TextIO) -> bool:
     """Print the effective configuration and one line for each part. Returns whether all of them are well."""
     print(effective(config), file=out)
@@ -44,6 +49,8 @@ async def check(config: Config, out: TextIO) -> bool:
     for part, attempt in CHECKS:
         try:
             verdict, sentences = "OK  ", [await attempt(config)]
+        except _NotTried as error:
+            verdict, sentences, well = "SKIP", [f"not tried: {error}"], False
         except ConfigError as error:
             verdict, sentences, well = "FAIL", error.problems, False
         except (ChatError, OSError) as error:
@@ -157,7 +164,10 @@ _Embedded = Callable[[Path, Progress], AbstractAsyncContextManager[str]]
 async def _outside_or_embedded(url: str, config: Config, embedded: _Embedded) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         if not url:
-            stack.enter_context(lock_data_dir(config.data_dir))
+            try:
+                stack.enter_context(lock_data_dir(config.data_dir))
+            except ConfigError as error:
+                raise _NotTried("its files are in the data directory") from error
             url = await stack.enter_async_context(embedded(config.data_dir, lambda _: None))
         yield url
 

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from chatsvc import checks
 from chatsvc.checks import check
 from chatsvc.config_load import load_config
+from chatsvc.embedded import lock_data_dir
 
 
 @pytest.fixture
@@ -61,6 +62,20 @@ async def test_every_fault_is_found_in_one_go_and_says_what_to_do(outcome, tmp_p
         assert [line for line in lines if hint in line], hint
     assert all(re.search(r"[.?] Is it running, and is", line) for line in lines if "Is it running" in line), text
     assert "hunter2" not in text
+
+
+async def test_a_data_directory_in_use_is_said_once_and_the_parts_in_it_are_not_tried(outcome, tmp_path):
+    with lock_data_dir(tmp_path / "data"):
+        well, text, lines = await outcome(CHATSVC_DATABASE_URL="", CHATSVC_REDIS_URL="")
+    assert not well
+    assert text.count("is in use by another chatsvc") == 1
+    parts = {line[6:21].strip(): line for line in text.splitlines() if line.startswith(("FAIL", "SKIP"))}
+    assert list(parts) == ["data directory", "Postgres", "Redis"]
+    assert parts["data directory"].startswith("FAIL")
+    for part in ("Postgres", "Redis"):
+        assert parts[part].startswith("SKIP")
+        assert parts[part].endswith("not tried: its files are in the data directory")
+    assert [line[:4] for line in lines] == ["FAIL", "OK  ", "OK  ", "OK  ", "OK  "]
 
 
 async def test_a_page_that_is_not_built_is_a_fault_of_api_processes_only(outcome, tmp_path, monkeypatch):
