@@ -1,7 +1,9 @@
 """The composition root: opens every part in order, hands each what it needs, and closes them in reverse.
 
-    socket ─▶ data directory ─▶ Postgres, Redis ─▶ migrations ─▶ store ─▶ log, hub, writer ─▶ engines ─▶ scheduler ─▶
-    API
+    socket ─▶ data directory ─▶ what models are to be run ─▶ Postgres, Redis ─▶ migrations ─▶ store ─▶
+    log, hub, writer ─▶ engines ─▶ scheduler ─▶ API
+
+What is wrong with the first three is said at once, all of it, before anything is started.
 
 Shutting down: new work is refused and ``/readyz`` says so; running replies finish within the grace time, and what
 cannot finish ends honestly; meanwhile readers of other replies are sent to other processes a few at a time, where there
@@ -35,8 +37,7 @@ from chatsvc.api.stream import StoreSource
 from chatsvc.clock import SystemClock
 from chatsvc.config import UNNAMED_MODEL, Config
 from chatsvc.embedded import embedded_postgres, embedded_redis, lock_data_dir
-from chatsvc.errors import LogUnavailable
-from chatsvc.inference.base import Engine
+from chatsvc.errors import ConfigError, LogUnavailable
 from chatsvc.inference.embedder import create_embedder
 from chatsvc.inference.factory import create_engine, default_model_name
 from chatsvc.inference.supervised import SupervisedEngine
@@ -120,9 +121,20 @@ async def _unless(event: asyncio.Event, task: asyncio.Task[_Opened]) -> bool:
 
 async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     """Open everything onto the stack, in order; returns what the shutdown needs."""
-    listener = stack.enter_context(bound(config.server.host, config.server.port, heartbeat_s=config.stream.heartbeat_s))
+    problems: list[str] = []
+    with _noting(problems):
+        listener = stack.enter_context(
+            bound(config.server.host, config.server.port, heartbeat_s=config.stream.heartbeat_s)
+        )
+    with _noting(problems):
+        stack.enter_context(lock_data_dir(config.data_dir))
+    config, default_model = _named(config)
+    engines = _engines(config, problems) if "worker" in config.roles else {}
+    with _noting(problems):
+        embedder = create_embedder(config.context.embedder) if config.recalls else None
+    if problems:
+        raise ConfigError(problems)
     places = Places(most_connections())
-    stack.enter_context(lock_data_dir(config.data_dir))
     database_url = config.database.url or await stack.enter_async_context(embedded_postgres(config.data_dir, _progress))
     redis_url = config.database.redis_url or await stack.enter_async_context(embedded_redis(config.data_dir, _progress))
     await migrate(database_url)
@@ -146,12 +158,12 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     await stack.enter_async_context(_running(writer.run(), "log writer"))
     scope = await store.workers.service_id()
     shared = RedisState(redis_url, scope=scope, timeout_s=config.database.timeout_s)
-    config, default_model = _named(config)
-    # Before the engines: what is wrong with it is said at once, not after minutes of loading a model.
-    embedder = create_embedder(config.context.embedder) if config.recalls else None
     if embedder is not None:
         stack.push_async_callback(embedder.aclose)
-    engines = await _open_engines(stack, config) if "worker" in config.roles else {}
+    for name, engine in engines.items():
+        stack.push_async_callback(engine.aclose)
+        await engine.start(_progress)
+        await stack.enter_async_context(_running(engine.run(), f"supervisor of {name}"))
     clock = SystemClock()
     scheduler = Scheduler(
         store=store,
@@ -271,18 +283,26 @@ def _named(config: Config) -> tuple[Config, str]:
     return msgspec.structs.replace(config, models=models), default
 
 
-async def _open_engines(stack: AsyncExitStack, config: Config) -> Mapping[str, Engine]:
-    engines: dict[str, Engine] = {}
+def _engines(config: Config, problems: list[str]) -> Mapping[str, SupervisedEngine]:
+    """The engines, not started yet, so that they hold nothing; notes what is wrong with them."""
+    engines: dict[str, SupervisedEngine] = {}
     for name, model in config.models.items():
         make = partial(
             create_engine, model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
         )
-        engine = SupervisedEngine(make, model=name)
-        stack.push_async_callback(engine.aclose)
-        await engine.start(_progress)
-        await stack.enter_async_context(_running(engine.run(), f"supervisor of {name}"))
-        engines[name] = engine
+        with _noting(problems):
+            make()
+        engines[name] = SupervisedEngine(make, model=name)
     return engines
+
+
+@contextmanager
+def _noting(problems: list[str]) -> Iterator[None]:
+    """Note what is wrong with the configuration, and go on."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
 
 
 @asynccontextmanager

@@ -77,7 +77,8 @@ def refusal(problem: str) -> ConfigError:
 def unusable(path: Path, error: OSError) -> ConfigError:
     """The operating system does not let us use a path: missing rights, full, read-only, …."""
     if error.errno in _IN_THE_WAY and (other := _no_directory(path)):
-        return refusal(f"{path} cannot be used: {other} is no directory. Move it away, or set CHATSVC_DATA_DIR.")
+        named = "it" if other == path else other
+        return refusal(f"{path} cannot be used: {named} is no directory. Move it away, or set CHATSVC_DATA_DIR.")
     advice = "Make it writable, or set CHATSVC_DATA_DIR."
     if error.errno in _NO_ROOM:
         advice = "Make room there, or set CHATSVC_DATA_DIR to a directory on a larger disk."

@@ -1,5 +1,6 @@
 """The command line: plain sentences and honest exit codes."""
 
+import socket
 import subprocess
 import sys
 
@@ -70,6 +71,31 @@ def test_a_fault_of_the_configuration_that_shows_later_is_said_the_same_way(monk
     serving(monkeypatch, ConfigError(["cannot listen on 127.0.0.1:80"]))
     assert main([]) == BAD_CONFIG
     assert "cannot listen on 127.0.0.1:80" in capsys.readouterr().err
+
+
+def test_all_that_can_be_told_is_told_at_once_and_before_any_server_is_started(monkeypatch, capsys, tmp_path):
+    started = []
+    monkeypatch.setattr(app, "embedded_postgres", lambda *_: started.append("Postgres"))
+    monkeypatch.setattr(app, "embedded_redis", lambda *_: started.append("Valkey"))
+    (tmp_path / "data").touch()
+    config = tmp_path / "chatsvc.toml"
+    config.write_text("""
+        [models.one]
+        default = true
+        engine = "scripted:?tokns=1&sloots=2"
+        [models.two]
+        engine = "transformers:/no/such/model"
+        [context]
+        embedder = "transformers:/no/such/embedder"
+    """)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--config", str(config), "--port", str(port)]) == BAD_CONFIG
+    error = capsys.readouterr().err
+    for fault in (f":{port}", "data cannot be used: it is no directory", "'tokns'", "'sloots'", "/no/such/model", "/no/such/embedder"):
+        assert error.count(fault) == 1, fault
+    assert started == []
+    assert "Traceback" not in error
 
 
 def test_a_part_that_is_away_ends_with_1_and_a_plain_sentence(monkeypatch, capsys):
