@@ -127,12 +127,21 @@ async def _redis(config: Config) -> str:
 async def _models(config: Config) -> str:
     if "worker" not in config.roles:
         return "not run by this process"
-    said = []
+    engines, problems = [], []
     for key, model in config.models.items():
         name = default_model_name(model.engine) if key == UNNAMED_MODEL else key
-        engine = create_engine(
-            model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
-        )
+        try:
+            engine = create_engine(
+                model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
+            )
+        except ConfigError as error:
+            problems += error.problems
+        else:
+            engines.append((name, model, engine))
+    if problems:
+        raise ConfigError(problems)
+    said = []
+    for name, model, engine in engines:
         if model.engine.partition(":")[0] not in _QUICK_ENGINES:
             said.append(f"{name} ({model.engine}) is loaded at start")
             continue

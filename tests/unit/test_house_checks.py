@@ -28,9 +28,13 @@ def outcome(tmp_path, postgres_url, redis_url, monkeypatch):
         "CHATSVC_PORT": "0",
     }
 
-    async def run(**variables):
-        out = io.StringIO()
-        well = await check(load_config(None, good | variables), out)
+    async def run(models="", **variables):
+        out, file = io.StringIO(), tmp_path / "chatsvc.toml"
+        file.write_text(models)
+        env = good | variables
+        if models:
+            del env["CHATSVC_ENGINE"]
+        well = await check(load_config(file, env), out)
         return well, out.getvalue(), [line for line in out.getvalue().splitlines() if line[:4] in ("OK  ", "FAIL")]
 
     return run
@@ -84,6 +88,20 @@ async def test_a_page_that_is_not_built_is_a_fault_of_api_processes_only(outcome
     assert not well
     assert "make web" in lines[2]
     assert (await outcome(CHATSVC_ROLES="worker"))[0]
+
+
+async def test_the_faults_of_all_models_are_said(outcome):
+    _, _, lines = await outcome("""
+        [models.one]
+        default = true
+        engine = "scripted:?tokns=1"
+        [models.two]
+        engine = "transformers:/no/such/model"
+    """)
+    said = [line for line in lines if line[6:].startswith("models")]
+    assert [line[:4] for line in said] == ["FAIL", "FAIL"]
+    assert "tokns" in said[0]
+    assert "/no/such/model" in said[1]
 
 
 async def test_a_model_is_not_asked_of_a_process_that_runs_none(outcome):
