@@ -91,6 +91,20 @@ async def test_a_stopped_reply_is_continued_to_the_whole_story_and_the_arrows_le
     await expect(tab.button("Continue", tab.reply)).to_be_visible()
 
 
+async def test_a_reply_that_nobody_read_says_that_and_not_that_somebody_stopped_it(visit, start_server):
+    engine = "scripted:?tokens_per_s=20&tokens=600"
+    server = start_server(engine, CHATSVC_TIERS_PRO_ABANDON_AFTER_S="2", CHATSVC_SERVER_GRACE_S="1")
+    tab = await visit(base_url=server.base_url)
+    conversation = await ask(tab, "A story for nobody.")
+    async with asyncio.timeout(60):
+        while (await tab.api("GET", f"v1/conversations/{conversation}"))["messages"][-1]["status"] != "stopped":
+            await asyncio.sleep(0.1)
+    await tab.open(f"c/{conversation}")
+    await expect(tab.reply).to_contain_text("Nobody was reading, so it was stopped.")
+    await expect(tab.reply.get_by_text("Stopped", exact=True)).to_be_hidden()
+    await expect(tab.button("Continue", tab.reply)).to_be_visible()
+
+
 async def test_a_reply_that_reached_its_limit_says_so_and_is_continued_with_the_keyboard(visit):
     tab = await visit()
     await tab.open("c/" + await ask(tab, "Briefly.", max_tokens=5))
