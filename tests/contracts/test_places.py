@@ -235,8 +235,16 @@ async def test_a_sweep_that_cannot_read_all_that_wait_forgets_those_that_do_no_m
     store, world, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(dispatch_module, "SWEEP_LIMIT", 2)
+    listens = asyncio.Event()
+    listen = store.signals.listen
+
+    def listening(handler, on_connect):
+        return listen(handler, lambda: (on_connect(), listens.set()))
+
+    monkeypatch.setattr(store.signals, "listen", listening)
     async with scheduler(store, tmp_path, script="tokens_per_s=1&tokens=500&slots=1") as made:
         lines = made.dispatcher._lines
+        await soon(listens.wait())  # what is queued before is not heard of, and a sweep reads two of them
         waits = [await world.queued() for _ in range(5)]
         await soon(becomes_true(lambda: len(lines) == 4))
         lines.put(waiting(msgspec.structs.replace(waits[0], id="resp_ended_elsewhere")))
