@@ -28,7 +28,7 @@ import structlog
 
 from chatsvc.clock import Clock
 from chatsvc.conversation import BranchView, Conversation
-from chatsvc.errors import ChatError, NotFound
+from chatsvc.errors import ChatError, MessageTooLong, NotFound
 from chatsvc.ids import uuid7_hex
 from chatsvc.inference.base import Engine
 from chatsvc.limits import Usage
@@ -381,5 +381,8 @@ class Warming:
 
     def _failed(self, wish: _Wish, error: Exception) -> None:
         reason = error.detail if isinstance(error, ChatError) else type(error).__name__
-        say = _log.warning if isinstance(error, ChatError) else _log.exception
+        if isinstance(error, MessageTooLong):
+            say = _log.info  # beside a reply as long as the last one that was asked for there is no room: no fault
+        else:
+            say = _log.warning if isinstance(error, ChatError) else _log.exception
         say("prefix not warmed", conversation_id=wish.conversation_id, reason=reason)
