@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chatsvc.errors import ChatError, ConfigError, EngineFailed, EngineRefused
+from chatsvc.errors import Abandoned, ChatError, ConfigError, EngineFailed, EngineRefused
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -103,7 +103,7 @@ def test_the_page_lists_every_code_that_a_request_may_be_refused_with():
             yield child
             yield from below(child)
 
-    of_streams = {EngineFailed, *below(EngineFailed), EngineRefused, ConfigError}
+    of_streams = {EngineFailed, *below(EngineFailed), EngineRefused, Abandoned, ConfigError}
     codes = {kind.code for kind in below(ChatError) if kind not in of_streams and kind.__module__ == "chatsvc.errors"}
     rows = PAGE.partition("| status | codes |")[2].partition("\n\n")[0]
     assert codes - set(re.findall(r"`(\w+)`", rows)) == {"rate_limited", "unavailable"}, "the bases of others"
