@@ -98,7 +98,7 @@ async def test_a_reply_that_nobody_read_says_that_and_not_that_somebody_stopped_
     conversation = await ask(tab, "A story for nobody.")
     async with asyncio.timeout(60):
         while (await tab.api("GET", f"v1/conversations/{conversation}"))["messages"][-1]["status"] != "stopped":
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # who followed its stream instead would be reading it
     await tab.open(f"c/{conversation}")
     await expect(tab.reply).to_contain_text("Nobody was reading, so it was stopped.")
     await expect(tab.reply.get_by_text("Stopped", exact=True)).to_be_hidden()

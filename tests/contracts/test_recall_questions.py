@@ -26,6 +26,15 @@ def embedder():
     return Letters()
 
 
+async def talked(store, world, embedder):
+    """The indexed branch of a conversation of three turns."""
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    branch = branch_of(conversation, path[-1])
+    await index(store, branch, embedder=embedder)
+    return branch
+
+
 async def test_what_was_said_long_ago_is_found_and_quoted_with_its_speaker(store, world, embedder):
     conversation = await world.conversation()
     _, told = await said(world, conversation, None, "My dentist is called Dr. Quillfeather.", "Noted.")
@@ -58,10 +67,7 @@ async def test_only_this_branch_up_to_the_fold_is_looked_at(store, world):
 
 
 async def test_for_a_question_that_nothing_has_to_do_with_nothing_is_quoted(store, world, embedder):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     far, near = "zzzz yyyy vvvv ss", "questions"
     for unrelated in (None, 0.5):
         embedder.unrelated = unrelated
@@ -98,10 +104,7 @@ async def test_without_vectors_words_decide_and_the_vectors_are_made_up_for(stor
 
 
 async def test_vectors_of_another_model_are_not_compared(store, world, embedder):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     other = Letters("other")
     [chunk] = await store.recall.chunks(branch, version=VERSION, embedder=other.name)
     assert chunk.vectors is None
@@ -130,19 +133,13 @@ async def test_of_an_endless_branch_the_newest_passages_are_compared(store, worl
 
 async def test_a_question_does_not_wait_for_a_model_that_loads(store, world, embedder, monkeypatch):
     monkeypatch.setattr(recall_module, "VECTOR_S", 0.05)
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     embedder.may_go.clear()
     assert "User: question 1" in lines(await ask(recall_of(store, embedder), branch, "question 1"))
 
 
 async def test_a_model_that_is_closed_while_a_question_waits_takes_its_vector_only(store, world, embedder):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     recall = recall_of(store, embedder)
     embedder.may_go.clear()
     asking = asyncio.create_task(ask(recall, branch, "question 1"))
@@ -158,10 +155,7 @@ class Unthought(Exception):
 
 @pytest.mark.parametrize("broken", [EngineUnavailable("gone"), Unthought("gone"), KeyError("gone"), "rank", "store"])
 async def test_trouble_is_never_the_replys(store, world, embedder, broken, monkeypatch):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     if isinstance(broken, Exception):
         embedder.error = broken
         assert "User: question 1" in lines(await ask(recall_of(store, embedder), branch, "question 1"))
@@ -176,10 +170,7 @@ async def test_trouble_is_never_the_replys(store, world, embedder, broken, monke
 
 
 async def test_questions_try_a_broken_model_once_in_a_while(store, world, embedder):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     recall = recall_of(store, embedder)
     embedder.error, embedder.calls = EngineUnavailable("not installed"), 0
     for number in range(5):
@@ -190,10 +181,7 @@ async def test_questions_try_a_broken_model_once_in_a_while(store, world, embedd
 
 async def test_however_many_ask_few_wait_for_the_model(store, world, embedder, monkeypatch):
     monkeypatch.setattr(recall_module, "VECTOR_S", 0.05)
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     recall = recall_of(store, embedder)
     embedder.may_go.clear()
     embedder.calls = 0
@@ -209,16 +197,13 @@ async def test_however_many_ask_few_wait_for_the_model(store, world, embedder, m
 
 
 async def test_a_conversation_that_has_asked_has_its_next_vector_begun_when_the_message_comes(store, world, embedder):
-    conversation = await world.conversation()
-    path = await world.turns(conversation, 3)
-    branch = branch_of(conversation, path[-1])
-    await index(store, branch, embedder=embedder)
+    branch = await talked(store, world, embedder)
     recall = recall_of(store, embedder)
     embedder.texts.clear()
-    await recall.expect(conversation.id, "question 1")
+    await recall.expect(branch.conversation_id, "question 1")
     assert not recall._vectors._tasks  # it may be too short ever to ask
     await ask(recall, branch, "question 1")
-    await recall.expect(conversation.id, "question 2")
+    await recall.expect(branch.conversation_id, "question 2")
     await recall.expect((await world.conversation()).id, "question 3")
     await asyncio.gather(*recall._vectors._tasks.values())
     assert embedder.texts == ["question 1", "question 2"]
