@@ -4,6 +4,7 @@ import math
 from datetime import timedelta
 
 import pytest
+import structlog
 from warming_world import NOW, as_run, reply, settled, until, warming
 
 from chatsvc.errors import EngineFailed, NotFound, StoreUnavailable
@@ -370,3 +371,14 @@ async def test_of_more_than_can_be_remembered_the_oldest_are_forgotten(monkeypat
         world.warming.after_reply(reply(name="conv longer"))
         await until(lambda: not world.warming.busy)
         assert world.engine.read[-1] < forgotten
+
+
+@pytest.mark.parametrize(("asked", "level"), [(8180, "info"), (None, "warning")])
+async def test_that_there_is_no_room_beside_the_reply_that_was_asked_for_is_no_fault_and_not_warned_of(asked, level):
+    async with warming() as world:
+        world.shelf.asked = asked
+        world.shelf.error = None if asked else StoreUnavailable("away")
+        with structlog.testing.capture_logs() as logged:
+            world.warming.after_reply(reply())
+            await until(lambda: any(line["event"] == "prefix not warmed" for line in logged))
+        assert [line["log_level"] for line in logged if line["event"] == "prefix not warmed"][:1] == [level]
