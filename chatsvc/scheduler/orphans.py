@@ -235,8 +235,10 @@ class Orphans:
 
     async def _may_be_lost(self, run: Run, slack_s: float) -> bool:
         """Whether logs were lost since ``slack_s`` after a worker took the run. Raises ``LogUnavailable``."""
-        held_s = (self._clock.now() - (run.started_at or run.created_at)).total_seconds()
-        return await self._streamlog.unbroken_s(run.id) < held_s - slack_s
+        unbroken_s = await self._streamlog.unbroken_s(run.id)
+        # Asked last: a pause in between makes the run older than it was, never the loss. And asked of the database,
+        # which dated its beginning: this machine's clock may go otherwise.
+        return unbroken_s < await self._store.runs.held_s(run.id) - slack_s
 
     async def _fail_unserved(self) -> None:
         try:

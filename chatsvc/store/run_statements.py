@@ -28,6 +28,11 @@ REPLY: Final = statement("""
     WHERE r.id = %(id)s
 """)
 
+HELD_S: Final = """
+    SELECT extract(epoch FROM clock_timestamp() - coalesce(started_at, created_at))::float8 AS held_s
+    FROM runs WHERE id = %(id)s
+"""
+
 OPEN: Final = statement("""
     SELECT {run:r} FROM runs r
     WHERE r.user_id = %(user_id)s AND r.status IN ('queued', 'streaming') AND r.kind = 'reply'

@@ -115,6 +115,11 @@ class Runs:
         run = run_of(rows[0])
         return SettledReply(run=run, text=rows[0]["content"], text_seq=run.last_seq)
 
+    async def held_s(self, response_id: str) -> float:
+        """Seconds since a worker took the run, by the database's clock alone. 0 for one that is gone."""
+        rows = await self._db.query(sql.HELD_S, {"id": response_id})
+        return float(rows[0]["held_s"]) if rows else 0.0
+
     async def kept_text(self, run: Run) -> str:
         """What the message of a run that has generated nothing says: the text that it was to go on with, or nothing."""
         if run.continues_message_id is None:

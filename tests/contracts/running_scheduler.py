@@ -71,6 +71,7 @@ async def scheduler(
     script="tokens_per_s=50&tokens=200&slots=2",
     engine=None,
     embedder=None,
+    clock=None,
 ):
     log = log or FickleLog()
     hub = Hub(log)
@@ -85,7 +86,7 @@ async def scheduler(
         engines={"small": engine},
         default_model="small",
         config=Config(data_dir=tmp_path, models={"small": ModelConfig(engine=url)}),
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         embedder=embedder,
     )
     made.log, made.hub, made.writer, made.engine = log, hub, writer, engine
