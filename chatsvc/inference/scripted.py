@@ -57,6 +57,8 @@ class ScriptedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Other seeds give other derived texts."""
     fault: _Fault | None = None
     """Every reply breaks after N tokens: ``error@N`` raises, ``hang@N`` goes silent, ``exit@N`` ends the process."""
+    fault_on: str | None = None
+    """Only replies to prompts whose last message has this in it break."""
     cache_tokens: Annotated[int, msgspec.Meta(ge=0, le=100_000_000)] = 262_144
     """Size of the modelled prefix cache."""
 
@@ -116,6 +118,7 @@ class ScriptedEngine(Engine):
         length = min(len(reply), budget)
         end = "stop" if len(reply) <= budget else "length"
         stops = StopStrings(sampling.stop)
+        fault_after = self._fault_after if self._breaks_on(prompt) else None
         sent = 0
         async with self._slots.hold(priority):
             cached = self._cache.served(prompt.token_ids)
@@ -123,9 +126,9 @@ class ScriptedEngine(Engine):
             try:
                 while True:
                     self._check_open(EngineFailed if sent else EngineUnavailable)
-                    if sent == self._fault_after:
+                    if sent == fault_after:
                         await self._break(sent)
-                    due = min(length, await self._due(sent, first))
+                    due = min(length, await self._due(sent, first, fault_after))
                     text = stops.feed("".join(reply[sent:due]))
                     fresh, sent = due - sent, due
                     reason = "stop" if stops.stopped else end if sent == length else None
@@ -148,7 +151,7 @@ class ScriptedEngine(Engine):
             await self._wheel.until(moment)
         return moment
 
-    async def _due(self, sent: int, first: float) -> int:
+    async def _due(self, sent: int, first: float, fault_after: int | None) -> int:
         """Wait until more than ``sent`` tokens are due, and say how many are; a fault's place is not passed."""
         pace = self._options.tokens_per_s
         if pace:
@@ -158,8 +161,8 @@ class ScriptedEngine(Engine):
         else:
             await asyncio.sleep(0)
             due = sent + 1
-        if self._fault_after is not None and self._fault_after > sent:
-            return min(due, self._fault_after)
+        if fault_after is not None and fault_after > sent:
+            return min(due, fault_after)
         return due
 
     def load(self) -> EngineLoad:
@@ -198,6 +201,11 @@ class ScriptedEngine(Engine):
     def _check_open(self, error: type[EngineFailed | EngineUnavailable]) -> None:
         if not self._open:
             raise error(f"The engine of {self._limits.model} is not running.")
+
+    def _breaks_on(self, prompt: Prompt) -> bool:
+        """Whether ``fault`` is for the reply to this prompt."""
+        only = self._options.fault_on
+        return only is None or (bool(prompt.messages) and only in prompt.messages[-1].content)
 
     async def _break(self, sent: int) -> None:
         """Do what ``fault`` asks for; returns only when the engine is closed."""

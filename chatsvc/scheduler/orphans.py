@@ -1,7 +1,7 @@
 """Settles runs that this process holds and nobody works on: those of dead workers, and claims whose answer was lost.
 
     text was shown ─▶ failed and retryable, with all that was shown (a stop that was asked for: stopped)
-    nothing shown  ─▶ queued again
+    nothing shown  ─▶ queued again; failed when it was lost too often: it may be what ends its workers
     cannot be told, since the log is away ─▶ looked at again for a while, then failed: nothing is sampled twice (L6)
     cannot be told, since it was lost     ─▶ failed at once
 
@@ -45,6 +45,10 @@ OPENING_S: Final = 1.0
 UNSERVED: Final = "unserved"
 LOST_FOLD_MESSAGE: Final = "The server working on this summary went away, again and again."
 LOST_MESSAGE: Final = "The server working on this reply went away. What it had written is kept. Try again."
+LOST_TOO_OFTEN_MESSAGE: Final = (
+    f"{MOST_LOSSES} times the server or the model working on this reply went away before it had written anything, so it"
+    " is not begun again by itself. Try again."
+)
 
 
 class _Shown(msgspec.Struct, frozen=True):
@@ -166,9 +170,12 @@ class Orphans:
         shown = await self._shown(run, stored)
         text = shown.text
         nothing_shown = shown.certain and not text and not run.stop_requested
-        if nothing_shown and await self._store.runs.requeue(run.id, run.attempt, reply.last_seq, lost=True):
+        losses = run.losses + 1
+        too_often = nothing_shown and losses >= MOST_LOSSES
+        again = nothing_shown and not too_often
+        if again and await self._store.runs.requeue(run.id, run.attempt, reply.last_seq, lost=True):
             await reply.close(None)
-            _log.info("orphan queued again", run_id=run.id)
+            _log.info("orphan queued again", run_id=run.id, losses=losses)
             return
         stopped = run.stop_requested
         usage = await self._usage(run, shown)
@@ -186,7 +193,7 @@ class Orphans:
             finish_reason="stopped" if stopped else None,
             usage=usage,
             error_code=None if stopped else WorkerLost.code,
-            error_message=None if stopped else LOST_MESSAGE,
+            error_message=None if stopped else LOST_TOO_OFTEN_MESSAGE if too_often else LOST_MESSAGE,
         )
         if not await self._store.runs.finish(run.id, run.attempt, outcome):
             reply.discard()
@@ -194,7 +201,7 @@ class Orphans:
         self._ended[run.model, outcome.status.value] += 1
         reply.event(terminal_event_for(run.message_id, outcome))
         await reply.close(self._log_ttl_s)
-        _log.warning("orphan ended", run_id=run.id, status=outcome.status.value)
+        _log.warning("orphan ended", run_id=run.id, status=outcome.status.value, losses=losses)
 
     async def _shown(self, run: Run, stored: SettledReply) -> _Shown:
         """By the log, else by the last checkpoint. Raises ``_LogAway`` while it is worth asking again."""
