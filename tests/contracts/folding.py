@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import psycopg
 from running_scheduler import scheduler
 from store_world import ALICE
+from streaming import soon
 
 from chatsvc import ids
 from chatsvc.context.fold import Said, request
@@ -61,12 +62,6 @@ class Scribe(ScriptedEngine):
         )
 
 
-async def within(seconds, awaitable):
-    """Await what must happen; fail the test rather than hang."""
-    async with asyncio.timeout(seconds):
-        return await awaitable
-
-
 async def rows(url, statement, *params):
     async with await psycopg.AsyncConnection.connect(url) as connection:
         return await (await connection.execute(statement, params)).fetchall()
@@ -90,7 +85,7 @@ class Talk:
         return run
 
     async def ended(self, run):
-        await within(30, self._ended(run))
+        await soon(self._ended(run))
 
     async def _ended(self, run):
         while not await self.store.runs.ended([run.id]):
@@ -112,7 +107,7 @@ class Talk:
 
     async def quiet(self, folding=None):
         """Wait until nothing runs or is looked at in the background any more, or a fold begins."""
-        await within(30, self._quiet(folding))
+        await soon(self._quiet(folding))
 
     async def _quiet(self, folding):
         made = self.made

@@ -1,7 +1,7 @@
 """A scheduler on a real store with the scripted engine, and a log that can be away."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from chatsvc.clock import SystemClock
 from chatsvc.config import Config, ModelConfig
@@ -52,6 +52,21 @@ class FickleLog(MemoryLog):
     def _here(self):
         if self.away:
             raise LogUnavailable("away")
+
+
+class Held:
+    """Holds an engine's replies back, before their first token, until they may go on."""
+
+    def __init__(self, engine):
+        self.go_on = asyncio.Event()
+        self._generate = engine.generate
+        engine.generate = self._held
+
+    async def _held(self, *asked):
+        await self.go_on.wait()
+        async with aclosing(self._generate(*asked)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 async def take_over(store, made):

@@ -52,7 +52,7 @@ async def logged_end(log, run, last_seq):
 
 
 async def test_stopped_in_the_queue_it_shows_the_text_it_keeps(store, world, tmp_path):
-    async with scheduler(store, tmp_path, script="tokens_per_s=50&tokens=200&slots=1") as made:
+    async with scheduler(store, tmp_path, script="tokens_per_s=1&tokens=200&slots=1") as made:
         running = await world.queued()
         while (await store.runs.get(running.user_id, running.id)).status is RunStatus.QUEUED:
             await asyncio.sleep(0.01)
@@ -65,7 +65,7 @@ async def test_stopped_in_the_queue_it_shows_the_text_it_keeps(store, world, tmp
 
 
 async def test_stopped_in_the_queue_with_nothing_kept_it_is_one_event(store, world, tmp_path):
-    async with scheduler(store, tmp_path, script="tokens_per_s=50&tokens=200&slots=1") as made:
+    async with scheduler(store, tmp_path, script="tokens_per_s=1&tokens=200&slots=1") as made:
         running = await world.queued()
         while (await store.runs.get(running.user_id, running.id)).status is RunStatus.QUEUED:
             await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ async def test_what_was_put_back_after_its_start_goes_on_counting(store, world, 
     await log.open(run.id, claimed.attempt)
     start = Start(response_id=run.id, message_id=run.message_id, model=run.model, created_at=run.created_at)
     await log.append([append(run.id, entry(start, attempt=claimed.attempt, seq=1))])
-    async with scheduler(store, tmp_path, log, script="tokens_per_s=50&tokens=200&slots=1") as made:
+    async with scheduler(store, tmp_path, log, script="tokens_per_s=1&tokens=200&slots=1") as made:
         running = await world.queued()
         while (await store.runs.get(running.user_id, running.id)).status is RunStatus.QUEUED:
             await asyncio.sleep(0.01)

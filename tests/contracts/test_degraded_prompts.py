@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from running_scheduler import scheduler
+from running_scheduler import Held, scheduler
 from store_world import World
 from streaming import soon
 
@@ -53,18 +53,22 @@ async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_ali
         assert before.degraded == ()
         all_of_it = await store.runs.context(FREE.user_id, (await soon(ended(store, before))).id)
         made.pressure._ladders["small"] = Standing(4)
+        held = Held(made.engine)
         at_once = (await made.submit(FREE, long.id, message(1))).run
         waits = (await made.submit(msgspec.structs.replace(FREE), short.id, message(2))).run
         assert (at_once.status, at_once.degraded) == (RunStatus.STREAMING, ("history",))
         assert (waits.status, waits.degraded) == (RunStatus.QUEUED, ())
         # Whether a step is still needed is judged by how full the engines are.
         assert made.pressure.fullness("small") == (1, 1.0, 0.0)
+        held.go_on.set()
         await soon(ended(store, at_once))
         await soon(ended(store, waits))
         # While the engine is busy the next one waits, and its prompt is made by the runner.
+        held.go_on.clear()
         busy = (await made.submit(FREE, short.id, message(3))).run
         later = (await made.submit(FREE, long.id, message(4))).run
         assert (later.status, later.degraded) == (RunStatus.QUEUED, ("history",))
+        held.go_on.set()
         await soon(ended(store, busy))
         await soon(ended(store, later))
         cut = [await store.runs.context(FREE.user_id, run.id) for run in (at_once, later)]

@@ -5,16 +5,19 @@ from functools import partial
 
 import pytest
 from chaos.settle import INVARIANTS
-from folding import WINDOW, WORDS, Scribe, carried_on, is_fold, rows, within
+from folding import WINDOW, WORDS, Scribe, carried_on, is_fold, rows
 from recall_world import Letters
 from running_scheduler import take_over
 from store_world import World
+from streaming import soon
 
 from chatsvc import ids
 from chatsvc.errors import EngineFailed
 from chatsvc.run import MOST_LOSSES, RunKind, RunStatus
 from chatsvc.scheduler.active import Interrupt
 from chatsvc.scheduler.giving_way import MOST_TIMES
+
+pytestmark = pytest.mark.usefixtures("recall_has_time")
 
 
 @pytest.fixture
@@ -245,7 +248,7 @@ async def test_the_fold_of_a_worker_that_died_is_queued_again_and_loses_nothing(
         taken = await take_over(store, talk.made)
         assert [run.id for run in taken] == [active.run.id]
         talk.made._orphans.settle(active.run.id)
-        await within(30, _summary(talk))
+        await soon(_summary(talk))
         await talk.quiet()
         assert await talk.fold_runs() == [("complete", None)]
 
@@ -255,7 +258,7 @@ async def _worker_dies(talk, active, attempt, losses):
     sql = "UPDATE runs SET owner = 'a-worker-that-died', attempt = %s, losses = %s WHERE id = %s RETURNING id"
     assert await rows(talk.url, sql, attempt, losses, active.run.id)
     active.interrupt(Interrupt.LOST)
-    await within(30, active.ended.wait())
+    await soon(active.ended.wait())
 
 
 async def test_a_fold_whose_workers_died_again_and_again_is_failed(talking, store):
@@ -281,7 +284,7 @@ async def test_a_shutdown_does_not_wait_for_a_fold(talking, store):
     engine.go_on.clear()
     async with talking(engine) as talk:
         await talk.until_folding(engine)
-        await within(30, talk.made.drain(600))
+        await soon(talk.made.drain(600))
         assert await talk.fold_runs() == [("queued", None)]
 
 
@@ -295,7 +298,7 @@ async def test_on_an_engine_with_one_place_a_fold_gives_way_to_a_reply_twice_and
             # It ends, though the fold does not: its place is free as soon as somebody waits for one.
             run = await talk.turn("Meanwhile.")
             assert (await store.runs.get("alice", run.id)).status is RunStatus.COMPLETE
-            await within(30, engine.summarising.wait())  # and begins anew
+            await soon(engine.summarising.wait())  # and begins anew
             assert await talk.summaries() == ()
         waits = await talk.start("And now?")
         engine.go_on.set()

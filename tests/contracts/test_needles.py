@@ -18,6 +18,8 @@ from chatsvc.scheduler.recall import Recall
 from chatsvc.scheduler.wanted import Wanted
 from chatsvc.store import NewConversation, RecallBranch
 
+pytestmark = pytest.mark.usefixtures("recall_has_time")
+
 ALICE = Principal("alice", TierName.PLUS)
 # What is said, what is asked, and the word that has to be there. Five of each kind, so that many are nearly right.
 KINDS = [

@@ -7,7 +7,7 @@ import asyncio
 
 import msgspec
 import pytest
-from running_scheduler import scheduler
+from running_scheduler import Held, scheduler
 from store_world import ALICE, BOB, World
 from streaming import soon
 
@@ -216,14 +216,21 @@ async def test_a_run_that_was_put_back_has_waited_since_it_was_posted_and_not_at
         assert posted[0].id == first.id
         assert posted[0].age_s > 0
         monkeypatch.setattr(dispatch_module, "RETRY_S", 0.5)
-        second = (await made.submit(BOB, (await conversation_of(store, BOB)).id, message("m2"))).run
-        await soon(becomes_true(lambda: second.id in made.dispatcher._again))
-        assert (await made.stop(BOB.user_id, second.id)).status is RunStatus.STOPPED
+        while True:
+            second = (await made.submit(BOB, (await conversation_of(store, BOB)).id, message(ids.uuid7_hex()))).run
+            await soon(becomes_true(lambda run=second: run.id in made.dispatcher._again or run.id in of(posted)))
+            assert (await made.stop(BOB.user_id, second.id)).status is RunStatus.STOPPED
+            if second.id not in of(posted):
+                break
+            # Of a machine that was held up: it was posted again before its stop was asked for.
         # One that is put back after it: once that is posted again, the other would have been.
         third = (await made.submit(BOB, (await conversation_of(store, BOB)).id, message("m3"))).run
-        await soon(becomes_true(lambda: third.id in {run.id for run in posted}))
-        # The first was put back more than once, perhaps.
-        assert {run.id for run in posted} == {first.id, third.id}
+        await soon(becomes_true(lambda: third.id in of(posted)))
+        assert second.id not in of(posted)
+
+
+def of(runs):
+    return {run.id for run in runs}
 
 
 async def becomes_true(condition):
@@ -276,13 +283,13 @@ async def refuses_to_generate(*args):
 
 async def test_who_waits_is_begun_when_a_place_becomes_free(store, tmp_path):
     async with scheduler(store, tmp_path, script=ONE_PLACE) as made:
-        runs = []
+        runs, held = [], Held(made.engine)
         for number in range(4):
-            conversation = await conversation_of(store)
             principal = ALICE if number < 2 else BOB
             conversation = await conversation_of(store, principal)
             runs.append((await made.submit(principal, conversation.id, message(f"m{number}"))).run)
         assert [run.status for run in runs].count(RunStatus.STREAMING) == 1
+        held.go_on.set()
         for run in runs:
             await becomes(store, run, RunStatus.COMPLETE)
 

@@ -15,6 +15,8 @@ from chatsvc.errors import EngineUnavailable
 from chatsvc.scheduler.indexing import Indexer
 from chatsvc.store import NewChunk, RecallBranch
 
+pytestmark = pytest.mark.usefixtures("recall_has_time")
+
 
 @pytest.fixture
 def world(store):

@@ -15,6 +15,8 @@ from chatsvc.scheduler import question_vectors
 from chatsvc.scheduler import recall as recall_module
 from chatsvc.store import recall as recall_store
 
+pytestmark = pytest.mark.usefixtures("recall_has_time")
+
 
 @pytest.fixture
 def world(store):

@@ -159,7 +159,21 @@ async def test_the_wheel_holds_the_migrations_inside_the_package(scripts, tmp_pa
     assert schema._scripts() == tmp_path / "chatsvc" / "_migrations"
 
 
+class StillTime:
+    """Passes by what is slept."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 async def test_a_server_that_is_waited_for_is_named_at_once_and_again(monkeypatch):
+    monkeypatch.setattr(schema, "time", StillTime())
     monkeypatch.setattr(schema, "_SAY_EVERY_S", 0.5)
     with capture_logs() as said, pytest.raises(StoreUnavailable) as caught:
         await migrate("postgresql://u:secret@127.0.0.1:1/x", wait_s=1)

@@ -6,6 +6,7 @@ import contextlib
 import psycopg
 import pytest
 from store_world import ALICE, WORKER, World, checkpoint, complete, stopped
+from streaming import soon
 
 from chatsvc.errors import StoreUnavailable
 from chatsvc.run import RunStatus, waiting
@@ -39,9 +40,9 @@ async def test_a_heartbeat_tells_what_is_held_and_what_is_to_stop(world, store):
 
 async def test_a_heartbeat_tells_how_long_ago_the_one_before_was(store, postgres_url):
     assert (await store.workers.heartbeat(WORKER, **LONG)).gap_s is None
-    assert 0 <= (await store.workers.heartbeat(WORKER, **LONG)).gap_s < 5
+    assert 0 <= (await store.workers.heartbeat(WORKER, **LONG)).gap_s < 30
     await expire(postgres_url, WORKER)
-    assert 60 <= (await store.workers.heartbeat(WORKER, **LONG)).gap_s < 65
+    assert 60 <= (await store.workers.heartbeat(WORKER, **LONG)).gap_s < 90
 
 
 async def test_a_lease_is_renewed_while_nobody_can_read_the_runs(world, store, postgres_url):
@@ -154,7 +155,7 @@ async def listening(store):
     heard, connected = asyncio.Queue(), asyncio.Event()
     task = asyncio.create_task(store.signals.listen(heard.put_nowait, connected.set))
     try:
-        await asyncio.wait_for(connected.wait(), 5)
+        await soon(connected.wait())
         yield heard, connected
     finally:
         task.cancel()
@@ -163,7 +164,7 @@ async def listening(store):
 
 
 async def next_of(heard):
-    return await asyncio.wait_for(heard.get(), 5)
+    return await soon(heard.get())
 
 
 async def test_whoever_listens_hears_of_waiting_stopped_and_deleted_runs(world, store, postgres_url):
@@ -204,7 +205,7 @@ async def test_a_lost_listener_connects_again_and_says_so(world, store, postgres
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
                     " AND datname = current_database()"
                 )
-            await asyncio.wait_for(connected.wait(), 5)
+            await soon(connected.wait())
             run = await world.queued()
             assert (await next_of(heard)).response_id == run.id
 

@@ -4,13 +4,13 @@ import asyncio
 
 import msgspec
 import pytest
-from running_scheduler import scheduler
+from running_scheduler import Held, scheduler
 from store_world import ALICE, MANY, World, complete, regeneration, stopped, submission
 
 from chatsvc import ids
 from chatsvc.errors import ConversationBusy, QueueFull
 from chatsvc.limits import Principal, TierName
-from chatsvc.scheduler import NewAnswer, NewMessage
+from chatsvc.scheduler import NewAnswer, NewMessage, entrance
 from chatsvc.store import Moved, NewConversation
 
 
@@ -56,7 +56,8 @@ def message(content, client_msg_id):
     return NewMessage(content=content, client_msg_id=client_msg_id)
 
 
-async def test_a_message_sent_right_after_a_stop_is_answered_with_all_that_was_kept_l11(store, tmp_path):
+async def test_a_message_sent_right_after_a_stop_is_answered_with_all_that_was_kept_l11(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(entrance, "STOPPING_WAIT_S", 60.0)  # the end of the other may take long on a busy machine
     async with scheduler(store, tmp_path, script="tokens_per_s=200&tokens=1000&slots=4") as made:
         heard = Overheard(made.engine)
         for number in range(20):
@@ -78,6 +79,7 @@ async def test_a_message_sent_right_after_a_stop_is_answered_with_all_that_was_k
 
 async def test_a_message_sent_while_its_parent_ends_is_answered_with_the_whole_parent_or_refused(store, tmp_path):
     async with scheduler(store, tmp_path, script="tokens_per_s=50&tokens=10&slots=4") as made:
+        held = Held(made.engine)
         heard = Overheard(made.engine)
         conversation = await conversation_of(store)
         first = (await made.submit(ALICE, conversation.id, message("one", "a"))).run
@@ -87,6 +89,7 @@ async def test_a_message_sent_while_its_parent_ends_is_answered_with_the_whole_p
 
         async def slow_ground(*args):
             found = await ground(*args)
+            held.go_on.set()
             await ended(store, first)
             return found
 

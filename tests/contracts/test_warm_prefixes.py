@@ -4,8 +4,9 @@ import asyncio
 from functools import partial
 
 import pytest
-from folding import WORDS, Scribe, carried_on, rows, within
+from folding import WORDS, Scribe, carried_on, rows
 from store_world import ALICE, World
+from streaming import soon
 
 from chatsvc import ids
 from chatsvc.context.assemble import RECALLED
@@ -16,6 +17,7 @@ from chatsvc.store import ConversationPatch
 BLOCK = 16
 HERON = "The code word of the heron society is quixotic."
 ASKED = "What is the code word of the heron society?"
+pytestmark = pytest.mark.usefixtures("recall_has_time")
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ async def test_what_the_user_changes_is_read_before_the_next_turn(talking, store
         else:
             patch = ConversationPatch(system_prompt="Be brief.")
             await store.conversations.update("alice", conversation_id, patch)
-        await within(30, one_more(talk, "read", before))
+        await soon(one_more(talk, "read", before))
         await talk.quiet()
         context = await store.runs.context("alice", (await talk.turn("And now?")).id)
         # Computed was what is new: a question, and what does not fill a block.
@@ -176,12 +178,12 @@ async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking
         engine.may_warm.clear()
         engine.warming.clear()
         await talk.turn(ASKED)
-        await within(30, engine.warming.wait())
+        await soon(engine.warming.wait())
         # The engine's one place is taken, and no line knows of it.
         assert (engine.load().running, talk.made.dispatcher.active_count) == (1, 0)
         run = await talk.turn("Next.") if same else await other_turn(talk)
         assert (await store.runs.get("alice", run.id)).status is RunStatus.COMPLETE
-        await within(30, one_more(talk, "given_up", before))
+        await soon(one_more(talk, "given_up", before))
         assert engine.aborted == 1
         await talk.quiet()
         # What gave way has cost nothing.
@@ -195,9 +197,9 @@ async def test_a_shutdown_waits_for_no_prefix(talking):
         engine.may_warm.clear()
         engine.warming.clear()
         await talk.turn(ASKED)
-        await within(30, engine.warming.wait())
-        await within(30, talk.made.drain(600))
-        await within(30, _idle(engine))
+        await soon(engine.warming.wait())
+        await soon(talk.made.drain(600))
+        await soon(_idle(engine))
         assert not talk.made.warming.busy
 
 
