@@ -46,6 +46,8 @@ class Process:
         self.replicas.wakes(self.dispatch)
         self.served, self.replies = [], set()
         self.running = asyncio.create_task(self.replicas.run())
+        self.writes = asyncio.Event()
+        self.writes.set()
         self.holds = False
         self.dead = False
 
@@ -67,6 +69,7 @@ class Process:
 
     async def write(self, run_id, meter):
         meter.started(100, 0)
+        await self.writes.wait()
         for _ in range(4):
             await asyncio.sleep(self.reply_s / 4)
             meter.delivered(5)
@@ -82,7 +85,7 @@ class Process:
         return choice
 
     async def knows(self, count):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.replicas.known != count:
                 await asyncio.sleep(0.005)
 
@@ -119,7 +122,7 @@ def run(number, user="ann", conversation=None, **fields):
     )
 
 
-async def until(condition, patience_s=20):
+async def until(condition, patience_s=60):
     async with asyncio.timeout(patience_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -52,7 +52,6 @@ def cores(monkeypatch):
 
     monkeypatch.setattr(VllmEmbedder, "_start", start)
     monkeypatch.setattr(VllmEmbedder, "_one", one)
-    monkeypatch.setattr(embedder_vllm, "_ANSWER_S", 0.2)
     return started
 
 
@@ -63,10 +62,12 @@ def embedder():
 
 @pytest.mark.parametrize("what", ["die", "hang"])
 async def test_a_core_that_is_of_no_use_any_more_is_ended_off_the_loop_and_the_next_call_starts_another(
-    cores, embedder, what
+    cores, embedder, monkeypatch, what
 ):
-    with pytest.raises(EngineUnavailable, match="mine"):
-        await embedder.embed([what])
+    with monkeypatch.context() as patch:
+        patch.setattr(embedder_vllm, "_ANSWER_S", 0.05)
+        with pytest.raises(EngineUnavailable, match="mine"):
+            await embedder.embed([what])
     assert len(cores[0].shut_down_in) == 1
     assert cores[0].shut_down_in != [threading.get_ident()]
     assert (await embedder.embed(["a", "b"])).shape == (2, 3)

@@ -132,6 +132,6 @@ async def test_a_shard_that_hangs_holds_up_no_other(leases):
         await soon(log.hangs.wait())
         for _ in range(20):
             well.delta("text")
-            assert await well.flush(1)
+            assert await well.flush(60)
         log.freed.set()
         assert await soon(stuck.flush(5))

@@ -74,6 +74,13 @@ def call(lane):
     return asyncio.create_task(lane.call([QUESTION]))
 
 
+async def answered(lane):
+    """What is answered in the end: connecting may take longer than a caller has on a busy machine."""
+    while True:
+        with suppress(LogUnavailable):
+            return await lane.call([QUESTION])
+
+
 async def given_up(task):
     await asyncio.sleep(0)  # it has begun
     task.cancel()
@@ -120,7 +127,7 @@ async def test_a_connection_that_cannot_be_made_is_tried_once_for_all_who_wait()
         assert {type(outcome) for outcome in outcomes} == {LogUnavailable}
         assert server.connections == 1
         server.open.set()
-        assert await soon(call(lane)) == [b"OK"]
+        assert await soon(answered(lane)) == [b"OK"]
 
 
 async def test_who_spent_its_time_on_waiting_for_a_connection_does_not_break_it_for_the_others():
@@ -180,10 +187,6 @@ async def test_a_node_that_does_not_let_anybody_in_breaks_no_connection_to_the_o
         with pytest.raises(LogUnavailable):
             await lane.call([QUESTION])
         other.open.set()
-        async with asyncio.timeout(60):
-            while True:
-                # The connection that was being made may still have to come to its end.
-                with suppress(LogUnavailable):
-                    assert await lane.call([QUESTION]) == [b"THERE"]
-                    break
+        # The connection that was being made may still have to come to its end.
+        assert await soon(answered(lane)) == [b"THERE"]
         assert (node.connections, lane.notice()) == (1, 0)

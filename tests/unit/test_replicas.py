@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replica_processes import MODEL, Process, processes, run, until
+from streaming import soon
 
 from chatsvc.scheduler import fleet as fleet_module
 from chatsvc.scheduler import replicas as replicas_module
@@ -58,7 +59,7 @@ async def test_where_a_turn_was_served_is_noted_for_the_next_one():
             while await a.replicas.home(MODEL, "c") != Home("b", 120):
                 await asyncio.sleep(0.01)
 
-        await asyncio.wait_for(noted(), 5)
+        await soon(noted())
         assert await a.replicas.home("another model", "c") is None  # which has a prefix of its own
 
 
@@ -86,21 +87,30 @@ async def test_an_idle_replica_takes_a_cold_turn_and_leaves_a_warm_one_while_rea
         assert b.served == ["run00001"]
 
 
-async def test_what_waits_for_a_replica_that_fell_silent_is_served_by_the_others(monkeypatch):
+@pytest.fixture
+def patient(monkeypatch):
+    """No replica is taken for silent until it is: this process may be held up, and so all replicas in it."""
+    monkeypatch.setattr(fleet_module, "SILENT_S", 3600.0)
+
+
+async def falls_silent(process, monkeypatch):
+    await process.close()
     monkeypatch.setattr(fleet_module, "SILENT_S", 0.3)
+
+
+async def test_what_waits_for_a_replica_that_fell_silent_is_served_by_the_others(patient, monkeypatch):
     async with processes("a", "b", slots=24) as (a, b):
         a.lines.line(MODEL)._read_s, a.lines.line(MODEL)._read_tokens = 10.0, 1.0
         b.holds = True
         for number in range(6):
             a.post(run(number), Home("b", 90))
         assert a.served == []
-        await b.close()
+        await falls_silent(b, monkeypatch)
         await until(lambda: len(a.served) == 6)
         assert a.replicas.came == {"left": 6}
 
 
-async def test_a_run_put_back_after_its_worker_died_is_served_before_that_one_is_forgotten(monkeypatch):
-    monkeypatch.setattr(fleet_module, "SILENT_S", 0.3)
+async def test_a_run_put_back_after_its_worker_died_is_served_before_that_one_is_forgotten(patient, monkeypatch):
     async with processes("a", "b", reply_s=30) as (a, b):
         one = run(1)
         a.post(one, Home("b"))
@@ -109,7 +119,7 @@ async def test_a_run_put_back_after_its_worker_died_is_served_before_that_one_is
         a.replicas.overhear(one)
         assert not a.replicas._overheard
         assert not a.lines.ids()
-        await b.close()
+        await falls_silent(b, monkeypatch)
         await until(lambda: a.replicas.known == 0)
         a.reply_s = 0.01
         a.postgres.queued[one.id] = one
@@ -193,14 +203,15 @@ async def test_while_nothing_can_be_said_what_waits_is_looked_after_all_the_same
         monkeypatch.setattr(a.replicas._state, "publish", hangs)
         one = run(1)
         a.replicas.tell_soon()
-        await asyncio.wait_for(saying.wait(), 20)
+        await soon(saying.wait())
         a.postgres.queued[one.id] = one
         a.replicas.overhear(one)
         await until(lambda: a.postgres.ended[one.id], patience_s=5)
 
 
 async def test_a_process_without_engines_knows_places_and_times():
-    async with processes("a", reply_s=0.5) as (a,):
+    async with processes("a") as (a,):
+        a.writes.clear()
         door = Process("door", Board(), a.postgres, slots=0)
         door.replicas._state._board = a.replicas._state._board
         door.running.cancel()
@@ -212,6 +223,7 @@ async def test_a_process_without_engines_knows_places_and_times():
         await until(lambda: len(door.lines) == 3 and len(a.lines) == 3)
         places = [door.lines.standing(MODEL, f"run{number:05}") for number in range(2, 5)]
         assert [place.position for place, _ in places] == [1, 2, 3]
+        a.writes.set()
         await until(lambda: len(a.postgres.ended) == 5)
         await door.close()
 

@@ -23,7 +23,7 @@ def run(number):
 async def here(monkeypatch):
     """One replica, which hears another one on the board."""
     monkeypatch.setattr(replicas_module, "TICK_S", 0.02)
-    monkeypatch.setattr(replicas_module, "OVERHEARD_S", 0.05)
+    monkeypatch.setattr(replicas_module, "OVERHEARD_S", 3600.0)
     board, fleet = Board(), Fleet("here", SystemClock())
     lines = Lines({}, {}, {TierName.FREE: 1.0}, SystemClock(), ServiceCost(), models=["m"], neighbours=fleet)
     replicas = Replicas(state=MemoryState(board), fleet=fleet, lines=lines, clock=SystemClock())
@@ -57,13 +57,14 @@ async def test_a_run_is_counted_once_by_what_told_of_it_first(here):
     assert replicas.heard == {Source.POSTER: 1, Source.SWEEP: 1}
 
 
-async def test_a_notification_counts_only_when_the_poster_says_nothing_for_a_while(here):
+async def test_a_notification_counts_only_when_the_poster_says_nothing_for_a_while(here, monkeypatch):
     replicas, says, waits = here
     replicas.overhear(run(1))
     await says(run(1))
     await waits.wait()
     assert replicas.heard == {Source.POSTER: 2}
     replicas.overhear(run(2))
+    monkeypatch.setattr(replicas_module, "OVERHEARD_S", 0.05)
     async with asyncio.timeout(30):
         while not replicas.heard[Source.NOTIFICATION]:
             await says()

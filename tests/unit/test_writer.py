@@ -87,10 +87,11 @@ async def test_all_replies_that_are_due_share_one_round_trip(make_writer, log):
 
 async def test_a_slow_round_trip_makes_batches_larger_never_more_numerous(make_writer, log):
     """While one round trip is under way nothing else is sent; what piles up goes out in the next."""
-    gate = asyncio.Event()
+    under_way, gate = asyncio.Event(), asyncio.Event()
     append_now = log.append
 
     async def held_up(batch):
+        under_way.set()
         await gate.wait()
         return await append_now(batch)
 
@@ -99,6 +100,7 @@ async def test_a_slow_round_trip_makes_batches_larger_never_more_numerous(make_w
     async with running(writer.run()):
         reply = await writer.open(A, 1)
         reply.delta("a")
+        await soon(under_way.wait())
         for letter in "bcdef":
             await asyncio.sleep(0.003)
             reply.delta(letter)
