@@ -60,6 +60,7 @@ async def test_a_run_is_counted_once_by_what_told_of_it_first(here):
 async def test_a_notification_counts_only_when_the_poster_says_nothing_for_a_while(here, monkeypatch):
     replicas, says, waits = here
     replicas.overhear(run(1))
+    await asyncio.sleep(3 * replicas_module.TICK_S)  # it is looked at, and let be
     await says(run(1))
     await waits.wait()
     assert replicas.heard == {Source.POSTER: 2}
