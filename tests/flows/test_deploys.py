@@ -116,7 +116,7 @@ async def test_readers_of_a_process_that_goes_down_leave_one_after_another_betwe
 
 
 async def test_readers_of_replies_that_run_here_stay_while_those_of_others_leave(start_server, client):
-    server = start_server("scripted:?tokens_per_s=20&tokens=60&slots=1", CHATSVC_SERVER_GRACE_S="30")
+    server = start_server("scripted:?tokens_per_s=20&tokens=2000&slots=1", CHATSVC_SERVER_GRACE_S="60")
     start_server(beside=server, CHATSVC_ROLES="api")
     api = Api(client, server.base_url)
     running, waiting = await api.start(), await api.start()
@@ -128,17 +128,18 @@ async def test_readers_of_replies_that_run_here_stay_while_those_of_others_leave
         return b"event: delta" in stays.body and b"event: queued" in leaves.body
 
     await until(both_are_served)
-    stopping = asyncio.create_task(asyncio.to_thread(server.stop, 30))
+    stopping = asyncio.create_task(asyncio.to_thread(server.stop, 60))
     await leaving
     assert leaves.rendered.end is None
     assert not staying.done()
+    await api.call("POST", f"/v1/responses/{running['response_id']}/stop")
     await staying
     assert stays.rendered.end.name == "done"
     assert await stopping == 0
 
 
 async def test_a_server_that_is_alone_keeps_all_readers_until_its_replies_have_ended(start_server, client):
-    server = start_server("scripted:?tokens_per_s=20&tokens=60&slots=1", CHATSVC_SERVER_GRACE_S="30")
+    server = start_server("scripted:?tokens_per_s=20&tokens=2000&slots=1", CHATSVC_SERVER_GRACE_S="60")
     api = Api(client, server.base_url)
     running, waiting = await api.start(), await api.start()
     first, second = Watcher(), Watcher()
@@ -151,7 +152,14 @@ async def test_a_server_that_is_alone_keeps_all_readers_until_its_replies_have_e
         return b"event: delta" in first.body and b"event: queued" in second.body
 
     await until(both_are_served)
-    assert await asyncio.to_thread(server.stop, 30) == 0
+    stopping = asyncio.create_task(asyncio.to_thread(server.stop, 60))
+
+    async def not_ready():
+        return (await api.call("GET", "/readyz")).status_code == 503
+
+    await until(not_ready)
+    await api.call("POST", f"/v1/responses/{running['response_id']}/stop")
+    assert await stopping == 0
     await asyncio.gather(*watching)
     assert first.rendered.end.name == "done"
     assert second.rendered.end is None

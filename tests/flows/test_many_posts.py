@@ -6,22 +6,25 @@ import pytest
 from api_client import Api
 from reader import read_to_the_end
 
+ENGINE = "scripted:?tokens_per_s=100&tokens=6000&window=30000"
+"""A reply of one minute, unless fewer tokens are asked for."""
+
 
 @pytest.fixture(scope="module")
 def server(start_server):
-    return start_server("scripted:?tokens_per_s=100&tokens=30")
+    return start_server(ENGINE)
 
 
 @pytest.fixture(scope="module")
 def replica(start_server, server):
-    return start_server("scripted:?tokens_per_s=100&tokens=30", beside=server)
+    return start_server(ENGINE, beside=server)
 
 
 async def test_50_parallel_posts_on_two_replicas_start_one_run(api, replica, client):
     other = Api(client, replica.base_url, api.headers)
     conversation_id = await api.conversation()
     answers = await asyncio.gather(
-        *(one.send(conversation_id, "Once.", client_msg_id="the-same") for one in [api, other] * 25)
+        *(one.send(conversation_id, "Once.", client_msg_id="the-same", max_tokens=30) for one in [api, other] * 25)
     )
     assert {answer.status_code for answer in answers} == {202}
     assert len({answer.json()["response_id"] for answer in answers}) == 1
@@ -35,10 +38,10 @@ async def test_50_parallel_posts_on_two_replicas_start_one_run(api, replica, cli
 
 async def test_a_repeated_post_gives_the_same_answer_also_after_the_end(api):
     conversation_id = await api.conversation()
-    first = await api.send(conversation_id, "Once.", client_msg_id="again")
+    first = await api.send(conversation_id, "Once.", client_msg_id="again", max_tokens=30)
     reply = {**first.json(), "conversation_id": conversation_id}
     await read_to_the_end(api.client, api.stream_url(reply))
-    second = await api.send(conversation_id, "Once.", client_msg_id="again")
+    second = await api.send(conversation_id, "Once.", client_msg_id="again", max_tokens=30)
     assert second.status_code == 202
     for name in ("message_id", "user_message_id", "response_id"):
         assert second.json()[name] == first.json()[name]
@@ -51,7 +54,7 @@ async def test_a_repeated_post_gives_the_same_answer_also_after_the_end(api):
 async def test_the_same_id_with_another_request_is_a_conflict(api, change):
     conversation_id = await api.conversation()
     client_msg_id = f"conflict-{change}"
-    body = {"content": "One.", "client_msg_id": client_msg_id}
+    body = {"content": "One.", "client_msg_id": client_msg_id, "max_tokens": 30}
     reply = {**(await api.send(conversation_id, **body)).json(), "conversation_id": conversation_id}
     answer = await api.send(conversation_id, **{**body, **change})
     assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_mismatch")
@@ -59,7 +62,7 @@ async def test_the_same_id_with_another_request_is_a_conflict(api, change):
 
 
 async def test_a_reader_on_a_replica_that_does_not_write_the_reply_sees_the_same(api, replica, client):
-    reply = await api.start()
+    reply = await api.start(max_tokens=30)
     other = Api(client, replica.base_url, api.headers)
     here, there = await asyncio.gather(
         read_to_the_end(client, api.stream_url(reply)), read_to_the_end(client, other.stream_url(reply))
@@ -73,6 +76,7 @@ async def test_a_message_on_a_branch_whose_reply_runs_is_refused_with_that_reply
     answer = await api.send(reply["conversation_id"], "Impatient.")
     assert (answer.status_code, answer.json()["code"]) == (409, "conversation_busy")
     assert answer.json()["response_id"] == reply["response_id"]
+    await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
     await read_to_the_end(api.client, api.stream_url(reply))
     assert len(await api.messages(reply["conversation_id"])) == 2
 

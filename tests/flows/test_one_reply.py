@@ -15,9 +15,23 @@ from chatsvc.api.openapi_examples import ANSWERS
 
 @pytest.fixture(scope="module")
 def server(start_server):
+    return start_server("scripted:?tokens_per_s=150&tokens=60&slots=64", CHATSVC_STREAM_HEARTBEAT_S="1")
+
+
+@pytest.fixture(scope="module")
+def slow(start_server):
+    """Its replies are silent for two seconds and then go on for half a minute; their logs are gone soon after."""
     return start_server(
-        "scripted:?tokens_per_s=150&tokens=60&slots=64", CHATSVC_STREAM_HEARTBEAT_S="1", CHATSVC_STREAM_LOG_TTL_S="3"
+        "scripted:?first_token_ms=2000&tokens_per_s=20&tokens=600&slots=64",
+        CHATSVC_STREAM_HEARTBEAT_S="0.3",
+        CHATSVC_STREAM_LOG_TTL_S="1",
+        CHATSVC_SERVER_GRACE_S="1",
     )
+
+
+async def stop(api, reply):
+    answer = await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
+    assert answer.status_code == 202, answer.text
 
 
 async def test_the_reply_streams_and_what_was_shown_is_what_is_stored(api):
@@ -43,13 +57,15 @@ async def test_the_first_event_is_the_same_whichever_attempt_writes_it(api):
     assert (start.data["response_id"], start.data["message_id"]) == (reply["response_id"], reply["message_id"])
 
 
-async def test_the_answer_to_the_post_comes_before_the_reply_is_written(api):
+async def test_the_answer_to_the_post_comes_before_the_reply_is_written(slow, client):
+    api = Api(client, slow.base_url)
     reply = await api.start()
     assert reply["status"] in {"queued", "streaming"}
     message = await api.message_of(reply)
     assert message["status"] in {"queued", "streaming"}
     assert message["response_id"] == reply["response_id"]
     assert message["stream_url"].startswith("/v1/responses/")
+    await stop(api, reply)
 
 
 async def test_a_reader_without_cursor_in_mid_reply_gets_it_all(api):
@@ -81,9 +97,11 @@ async def test_a_client_that_was_there_at_the_end_is_told_there_is_nothing_more(
     assert [event.name for event in one_before.events] == ["done"]
 
 
-async def test_after_the_log_has_expired_the_stored_message_is_served_as_snapshot_and_done(api):
-    reply = await api.start()
+async def test_after_the_log_has_expired_the_stored_message_is_served_as_snapshot_and_done(slow, client):
+    api = Api(client, slow.base_url)
+    reply = await api.start(max_tokens=5)
     live = await read_to_the_end(api.client, api.stream_url(reply))
+    assert live.of("delta")
 
     async def late():
         return await read(api.client, api.stream_url(reply))
@@ -121,9 +139,9 @@ async def test_reconnects_of_many_clients_are_spread(api):
     assert len(waits) > 6
 
 
-async def test_a_silent_stream_carries_pings_between_events(start_server, client):
-    api = Api(client, start_server("scripted:?first_token_ms=2500&tokens=5", CHATSVC_STREAM_HEARTBEAT_S="0.5").base_url)
-    reply = await api.start()
+async def test_a_silent_stream_carries_pings_between_events(slow, client):
+    api = Api(client, slow.base_url)
+    reply = await api.start(max_tokens=5)
     raw = b""
     async with client.stream("GET", api.stream_url(reply)) as answer:
         async for chunk in answer.aiter_raw():
@@ -150,11 +168,16 @@ async def test_a_cursor_of_anything_but_decimal_digits_is_refused(api, cursor):
     assert answer.json()["code"] == "invalid_cursor"
 
 
-async def test_a_cursor_from_the_future_gets_a_snapshot_while_the_reply_runs(api):
+async def test_a_cursor_from_the_future_gets_a_snapshot_while_the_reply_runs(slow, client):
+    api = Api(client, slow.base_url)
     reply = await api.start()
-    await read(api.client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 40)
-    rendered = await read(api.client, api.stream_url(reply), Rendered(last_id=100_000))
+    await read(client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 40)
+    rendered = await read(
+        client, api.stream_url(reply), Rendered(last_id=100_000), cut=lambda seen: seen.of("snapshot")
+    )
     assert rendered.of("snapshot")
+    await stop(api, reply)
+    await read(client, api.stream_url(reply), rendered)
     assert rendered.text == (await api.message_of(reply))["content"]
 
 
