@@ -160,10 +160,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
     shared = RedisState(redis_url, scope=scope, timeout_s=config.database.timeout_s)
     if embedder is not None:
         stack.push_async_callback(embedder.aclose)
-    for name, engine in engines.items():
-        stack.push_async_callback(engine.aclose)
-        await engine.start(_progress)
-        await stack.enter_async_context(_running(engine.run(), f"supervisor of {name}"))
+    await _start(stack, engines)
     clock = SystemClock()
     scheduler = Scheduler(
         store=store,
@@ -177,6 +174,7 @@ async def _open(stack: AsyncExitStack, config: Config) -> _Opened:
         embedder=embedder,
     )
     stack.push_async_callback(scheduler.aclose)
+    await scheduler.look_at_engines()
     await stack.enter_async_context(_running(scheduler.run(), "scheduler"))
     resumer = Resumer(hub, StoreSource(store))
     streams = Streams(
@@ -266,6 +264,23 @@ async def _warn_without_redis(log: StreamLog) -> None:
             "Redis does not answer: new messages are refused until it does (503 log_unavailable). Is it running, and is"
             " CHATSVC_REDIS_URL right? It is tried again by itself; /readyz says how it is under checks.redis",
             reason=error.detail,
+        )
+
+
+async def _start(stack: AsyncExitStack, engines: Mapping[str, SupervisedEngine]) -> None:
+    """Start them one after the other. Those whose server does not answer are warned of: they may come later."""
+    away = []
+    for name, engine in engines.items():
+        stack.push_async_callback(engine.aclose)
+        if not await engine.start_or_wait(_progress):
+            away.append(name)
+        await stack.enter_async_context(_running(engine.run(), f"supervisor of {name}"))
+    if away:
+        _log.warning(
+            f"{'No model' if len(away) == len(engines) else 'Not every model'} can be used yet: messages to those whose"
+            " server does not answer are refused until it does (503 engine_unavailable). Are the servers running, and"
+            " are the engines' URLs right? They are tried again by themselves; /readyz says how they are",
+            models=away,
         )
 
 

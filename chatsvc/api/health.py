@@ -2,6 +2,8 @@
 
 ``/healthz`` says that the process answers; nothing else may make it fail, or a database's trouble gets every replica
 killed. ``/readyz`` says whether new work would be taken here; a load balancer sends readers elsewhere when it is not.
+Of several models one is enough: or the trouble of one model's server, which all replicas ask, would take all of them
+out.
 """
 
 from __future__ import annotations
@@ -35,15 +37,21 @@ async def _checked(check: Callable[[], Awaitable[Any]]) -> str:
 
 
 async def readiness(scheduler: Scheduler, parts: Mapping[str, Callable[[], Awaitable[Any]]]) -> ReadyOut:
-    """Ask every part at the same time. Redis is asked but not needed: replies go on without it."""
+    """Ask every part at the same time. Redis is asked but not needed: replies go on without it.
+
+    Of the engines one is needed, where there are any.
+    """
     answers = await asyncio.gather(*(_checked(check) for check in parts.values()))
     checks = dict(zip(parts, answers, strict=True))
-    for model, health in scheduler.health().items():
-        checks[f"engine {model}"] = "ok" if health.ready else (health.reason or "not ready")
     if scheduler.draining:
         checks["server"] = "shutting down"
-    needed = {name: answer for name, answer in checks.items() if name != "redis"}
-    return ReadyOut(all(answer == "ok" for answer in needed.values()), checks)
+    needed = [answer for name, answer in checks.items() if name != "redis"]
+    engines = {
+        f"engine {model}": "ok" if health.ready else (health.reason or "not ready")
+        for model, health in scheduler.health().items()
+    }
+    serves = not engines or "ok" in engines.values()
+    return ReadyOut(serves and all(answer == "ok" for answer in needed), checks | engines)
 
 
 def health_routes(

@@ -26,11 +26,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
-from chatsvc.errors import MessageTooLong
+from chatsvc.errors import EngineUnavailable, MessageTooLong
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
 Progress = Callable[[str], None]
 """Told what a slow start is doing, one short line at a time, for a person to read."""
+
+
+class ServerAway(EngineUnavailable):
+    """The server that an engine speaks to is not there now, and may come by itself: nothing needs to be set right."""
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,12 +101,15 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def start(self, progress: Progress) -> None:
-        """Load everything; returns when ready. Raises ``EngineUnavailable`` with what to do when it cannot."""
+        """Load everything; returns when ready. Raises ``EngineUnavailable`` with what to do when it cannot.
+
+        ``ServerAway`` where it is enough to try again later, with a new engine.
+        """
 
     @property
     @abc.abstractmethod
     def limits(self) -> EngineLimits:
-        """Valid after ``start``."""
+        """Valid after ``start``; after ``ServerAway`` what is known without the server."""
 
     @abc.abstractmethod
     async def render(self, messages: Sequence[ChatMessage]) -> Prompt:

@@ -19,7 +19,7 @@ import msgspec
 
 from chatsvc.conversation import Role
 from chatsvc.errors import ChatError, EngineFailed, EngineRefused, EngineUnavailable
-from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, room
+from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, ServerAway, room
 from chatsvc.inference.openai_stream import Completion, estimate_tokens, event_data
 from chatsvc.inference.slots import Slots
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
@@ -65,6 +65,7 @@ class OpenAIEngine(Engine):
 
     async def start(self, progress: Progress) -> None:
         progress(f"{self._model}: asking {self._base_url}")
+        self._limits = self._limits_with(None)
         headers = {"accept-encoding": "identity"}
         if self._api_key:
             headers["authorization"] = f"Bearer {self._api_key}"
@@ -75,7 +76,7 @@ class OpenAIEngine(Engine):
         )
         try:
             served = await self._served_models(_CONNECT_S)
-        except EngineUnavailable:
+        except ChatError:
             await self.aclose()
             raise
         if self._remote_model is None and served:
@@ -86,9 +87,12 @@ class OpenAIEngine(Engine):
                 f"{self._base_url} serves {', '.join(served) or 'no model that it names'}, not '{self._remote_model}'."
                 " Name one after '#' in the engine URL."
             )
-        said = served.get(self._remote_model or "", {}).get("max_model_len")
-        window = self._options.window or (said if isinstance(said, int) else _DEFAULT_WINDOW)
-        self._limits = EngineLimits(model=self._model, window=window, slots=self._options.slots)
+        self._limits = self._limits_with(served.get(self._remote_model or "", {}).get("max_model_len"))
+
+    def _limits_with(self, window: object) -> EngineLimits:
+        """``window``: what the server says of it, if anything."""
+        usable = self._options.window or (window if isinstance(window, int) else _DEFAULT_WINDOW)
+        return EngineLimits(model=self._model, window=usable, slots=self._options.slots)
 
     @property
     def limits(self) -> EngineLimits:
@@ -134,7 +138,7 @@ class OpenAIEngine(Engine):
     async def health(self) -> EngineHealth:
         try:
             await self._served_models(_HEALTH_S)
-        except EngineUnavailable as error:
+        except ChatError as error:  # a redirect, say, is no refusal of a prompt here
             return EngineHealth(ready=False, reason=error.detail)
         return EngineHealth(ready=True)
 
@@ -192,14 +196,14 @@ class OpenAIEngine(Engine):
         if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
             wait = response.headers.get("retry-after", "")
             seconds = min(float(wait), _RETRY_AFTER_MOST_S) if wait.isdecimal() else 2.0
-            return EngineUnavailable(f"The server of {self._model} answers {status}.", retry_after=seconds)
+            return ServerAway(f"The server of {self._model} answers {status}.", retry_after=seconds)
         return EngineRefused(f"The server of {self._model} refuses this request with {status}.")
 
     def _lost(self, error: httpx.HTTPError, *, any_said: bool) -> ChatError:
         what = type(error).__name__
         if any_said:
             return EngineFailed(f"The connection to the server of {self._model} broke ({what}).")
-        return EngineUnavailable(f"The server of {self._model} at {self._base_url} cannot be reached ({what}).")
+        return ServerAway(f"The server of {self._model} at {self._base_url} cannot be reached ({what}).")
 
 
 _REFUSALS: Final = {

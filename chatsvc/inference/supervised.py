@@ -4,6 +4,9 @@
                                                ▲          │ fails
                                                └─ wait ◀──┘
 
+The first start fails for good, so that what is wrong is set right; unless all that is wrong is that the engine's server
+is not there yet: that is waited for in the same way.
+
 While it is away ``generate`` and ``render`` raise ``EngineUnavailable`` and ``health`` says why, so the process gets no
 work and its ``/readyz`` says no. Replies that were running end with ``EngineFailed`` as soon as the old engine closes.
 """
@@ -18,7 +21,7 @@ from typing import Final
 import structlog
 
 from chatsvc.errors import ChatError, EngineUnavailable
-from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress
+from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, ServerAway
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
 _logger = structlog.get_logger(__name__)
@@ -57,15 +60,29 @@ class SupervisedEngine(Engine):
         engine = self._make()
         try:
             await engine.start(progress)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ServerAway):
+                self._limits = self._limits or engine.limits
             await engine.aclose()
             raise
         self._limits = engine.limits
         self._engine = engine
 
+    async def start_or_wait(self, progress: Progress) -> bool:
+        """``start``; False where its server is away: then ``run`` goes on trying. Raises ``EngineUnavailable``."""
+        try:
+            await self.start(progress)
+        except ServerAway as error:
+            self._not_started(error, self._waits_s[0])
+            return False
+        return True
+
     async def run(self) -> None:
         """Look after the engine until cancelled."""
         bad_looks = 0
+        if self._engine is None:
+            await self._started_again(after=1)
+            _logger.info("engine has come", model=self._model)
         while True:
             await asyncio.sleep(self._look_every_s)
             health = await self._looked_at()
@@ -93,20 +110,31 @@ class SupervisedEngine(Engine):
                 _logger.exception(
                     "broken engine did not close well", model=self._model, error_type=type(error).__name__
                 )
-        failures = 0
+        await self._started_again()
+        self.restarts += 1
+        _logger.info("engine is back", model=self._model, restarts=self.restarts)
+
+    async def _started_again(self, after: int = 0) -> None:
+        """Try until it is started; so many times it has failed before."""
+        failures = after
+        if failures:
+            await asyncio.sleep(self._wait_s(failures))
         while self._engine is None:
             try:
                 await self.start(_logger.info)
             except Exception as error:  # noqa: BLE001
                 # Starting runs a library's own code, which raises what it likes: all of it means "not now".
-                wait_s = self._waits_s[min(failures, len(self._waits_s) - 1)]
                 failures += 1
-                reason = error.detail if isinstance(error, ChatError) else f"{type(error).__name__}: {error}"
-                self._why_away = f"it could not be restarted ({reason}); trying again"
-                _logger.warning("engine could not be restarted", model=self._model, reason=reason, wait_s=wait_s)
-                await asyncio.sleep(wait_s)
-        self.restarts += 1
-        _logger.info("engine is back", model=self._model, restarts=self.restarts)
+                self._not_started(error, self._wait_s(failures))
+                await asyncio.sleep(self._wait_s(failures))
+
+    def _wait_s(self, failures: int) -> float:
+        return self._waits_s[min(failures, len(self._waits_s)) - 1]
+
+    def _not_started(self, error: Exception, wait_s: float) -> None:
+        reason = error.detail.removesuffix(".") if isinstance(error, ChatError) else f"{type(error).__name__}: {error}"
+        self._why_away = f"it could not be started ({reason}); trying again"
+        _logger.warning("engine could not be started", model=self._model, reason=reason, wait_s=wait_s)
 
     def _here(self) -> Engine:
         if self._engine is None:

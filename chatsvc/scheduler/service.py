@@ -338,14 +338,18 @@ class Scheduler:
 
     async def _watch_health(self) -> None:
         while True:
-            for model, engine in self.engines.items():
-                health = await engine.health()
-                before = self._health.get(model)
-                if before is None or before.ready != health.ready:
-                    _log.info("engine health", model=model, ready=health.ready, reason=health.reason)
-                self._health[model] = health
-                self.dispatcher.set_ready(model, health.ready)
+            await self.look_at_engines()
             await asyncio.sleep(HEALTH_EVERY_S)
+
+    async def look_at_engines(self) -> None:
+        """See which take work. Do it once before ``run``: an engine whose server has not come yet is given none."""
+        for model, engine in self.engines.items():
+            health = await engine.health()
+            before = self._health.get(model)
+            if before is None or before.ready != health.ready:
+                _log.info("engine health", model=model, ready=health.ready, reason=health.reason)
+            self._health[model] = health
+            self.dispatcher.set_ready(model, health.ready)
 
     async def run(self) -> None:
         """All loops of the scheduler, until cancelled.
