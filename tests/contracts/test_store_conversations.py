@@ -1,12 +1,12 @@
 """Conversations and their trees: owned, paged without gaps, deleted without rest."""
 
 import asyncio
-import time
 from datetime import timedelta
 
 import psycopg
 import pytest
 from msgspec import UNSET
+from plan_rows import only_indexes, rows_read
 from store_world import ALICE, BOB, World, regeneration
 
 from chatsvc import ids
@@ -14,6 +14,7 @@ from chatsvc.conversation import Role
 from chatsvc.errors import IdempotencyMismatch, InvalidCursor, NotFound, UnknownParent
 from chatsvc.run import RunStatus
 from chatsvc.store import ConversationPatch, NewConversation, Submitted
+from chatsvc.store.conversations import _BRANCH, TURN
 
 
 @pytest.fixture
@@ -324,7 +325,7 @@ async def chain(url, conversation, length):
         await connection.execute(
             """
             INSERT INTO messages (id, user_id, conversation_id, parent_id, role, content, status, created_at)
-            SELECT 'msg_' || n, 'alice', %(id)s, CASE WHEN n > 1 THEN 'msg_' || n - 1 END,
+            SELECT %(id)s || '_' || n, 'alice', %(id)s, CASE WHEN n > 1 THEN %(id)s || '_' || n - 1 END,
                 CASE n %% 2 WHEN 1 THEN 'user' ELSE 'assistant' END, repeat('word ', 40), 'complete',
                 now() + n * interval '1 second'
             FROM generate_series(1, %(length)s) n
@@ -334,32 +335,22 @@ async def chain(url, conversation, length):
         await connection.commit()
         await connection.set_autocommit(True)
         await connection.execute("VACUUM ANALYZE messages")
-    return f"msg_{length}"
+    return f"{conversation.id}_{length}"
 
 
-async def shortest(call):
-    """The best of a few tries, in seconds, and the last answer: what the machine can do when nothing else runs."""
-    times = []
-    for _ in range(7):
-        started = time.perf_counter()
-        answer = await call()
-        times.append(time.perf_counter() - started)
-    return min(times), answer
-
-
-async def test_a_branch_of_two_thousand_messages_takes_milliseconds(world, store, postgres_url):
-    """10 ms on two slow cores. The limits leave room for a busy machine, and none for a walk that is not linear."""
-    conversation = await world.conversation()
-    leaf = await chain(postgres_url, conversation, 2_000)
-
-    took, (_, branch) = await shortest(lambda: store.conversations.turn("alice", conversation.id, leaf))
-    assert [message.id for message in branch] == [f"msg_{n}" for n in range(1, 2_001)]
-    assert took < 0.1
-
-    took, page = await shortest(
-        lambda: store.conversations.branch_page("alice", conversation.id, leaf=leaf, cursor=None, limit=30)
-    )
-    assert len(page.items) == 30
-    assert took < 0.05
-
-    await store.conversations.delete("alice", conversation.id)
+async def test_a_branch_costs_what_it_is_long_and_a_page_of_it_what_the_page_is(world, store, postgres_url):
+    turns, pages = [], []
+    for length in (500, 2_000):
+        conversation = await world.conversation()
+        leaf = await chain(postgres_url, conversation, length)
+        _, branch = await store.conversations.turn("alice", conversation.id, leaf)
+        assert [message.id for message in branch] == [f"{conversation.id}_{n}" for n in range(1, length + 1)]
+        page = await store.conversations.branch_page("alice", conversation.id, leaf=leaf, cursor=None, limit=30)
+        assert len(page.items) == 30
+        params = {"user_id": "alice", "id": conversation.id, "at_head": False, "leaf": leaf, "limit": 31}
+        with psycopg.connect(postgres_url, autocommit=True) as database:
+            only_indexes(database)
+            turns.append(rows_read(database, TURN, params))
+            pages.append(rows_read(database, _BRANCH, params))
+    assert turns[1] == pytest.approx(4 * turns[0], rel=0.05)
+    assert pages[1] == pytest.approx(pages[0], rel=0.05)

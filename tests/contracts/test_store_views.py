@@ -1,11 +1,11 @@
 """A branch as a prompt needs it: from its summary on, per branch, with its pins, and reading no more than it shows."""
 
 import asyncio
-import json
 import random
 
 import psycopg
 import pytest
+from plan_rows import only_indexes, rows_read
 from store_world import BOB, World, complete
 
 from chatsvc import ids
@@ -264,16 +264,8 @@ FOLDS = """
 """
 
 
-def rows_read(database, conversation_id, leaf):
-    """Rows that the nodes of the plan have handed on, altogether."""
-    params = {"user_id": "grown", "id": conversation_id, "at_head": False, "leaf": leaf, "leaf_may_be_folded": True}
-    (plans,) = database.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {VIEW}", params).fetchone()
-
-    def rows(node):
-        return node["Actual Rows"] * node["Actual Loops"] + sum(map(rows, node.get("Plans", ())))
-
-    assert "Seq Scan" not in json.dumps(plans), json.dumps(plans, indent=1)
-    return rows(plans[0]["Plan"])
+def of_view(conversation_id, leaf):
+    return {"user_id": "grown", "id": conversation_id, "at_head": False, "leaf": leaf, "leaf_may_be_folded": True}
 
 
 @pytest.mark.slow
@@ -288,12 +280,10 @@ async def test_a_turn_reads_as_many_rows_in_a_long_conversation_as_in_a_short_on
             for statement in (GROW, FOLDS):
                 database.execute(statement, {"c": name, "messages": messages})
         database.execute("ANALYZE messages, summaries, conversations")
-        # What is small would otherwise be read whole, and rightly so.
-        for whole in ("seqscan", "hashjoin", "mergejoin"):
-            database.execute(f"SET enable_{whole} = off")
+        only_indexes(database)
 
         def read():
-            return [rows_read(database, f"conv_{size}", f"conv_{size}_{size - 1}") for size in sizes]
+            return [rows_read(database, VIEW, of_view(f"conv_{size}", f"conv_{size}_{size - 1}")) for size in sizes]
 
         short, long = read()
         assert long == pytest.approx(short, rel=0.05)
