@@ -8,6 +8,7 @@ from reader import read_to_the_end
 WORDS = "the cat sat on the mat and saw a long grey rat "  # 12 tokens
 PATIENCE_S = 60
 FOLDS = "chatsvc_folds_ended_total"
+RUNNING = 'chatsvc_engine_running{model="scripted"} 1.0'
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,12 @@ async def test_a_message_is_answered_while_its_conversation_is_folded_and_the_fo
     conversation_id = await api.conversation()
     while "fold queued" not in server.log():
         await turn(api, conversation_id, WORDS * 8)
-    # It began when nobody waited, and has the only place.
+
+    async def folding():
+        return RUNNING in (await api.call("GET", "/metrics")).text
+
+    # It begins when nobody waits, and has the only place.
+    await until(folding)
     seen = await turn(api, conversation_id, "And now?")
     assert (seen.end.name, await folds_done(api)) == ("done", 0)
     assert "give way" in server.log()

@@ -59,7 +59,7 @@ def signed(method, target, user="eve", *, secret=SECRET, clock=None):
     return {HEADER.decode(): trust.sign(method, target, Principal(user, TierName.FREE))}
 
 
-async def until(condition, patience_s=20):
+async def until(condition, patience_s=60):
     """Ask another process until it says yes."""
     deadline = time.monotonic() + patience_s
     while not await condition():
@@ -98,7 +98,7 @@ async def with_cuts(client, url, random, **options):
 
 @pytest.mark.parametrize("shown", ["token", "identity"])
 async def test_a_stream_through_the_other_region_with_cuts_is_what_was_stored(home, away, seeded, shown):
-    reply = await home.start()
+    reply = await home.start(max_tokens=120)
     url = away.stream_url(reply)
     if shown == "identity":
         away.client.headers.update(away.headers)
@@ -237,12 +237,12 @@ async def test_a_client_that_leaves_leaves_nothing_open_in_either_region(home, a
     async def closed():
         return await metric(home, "chatsvc_streams_open") <= before
 
-    await until(closed, 2)
+    await until(closed)
     await asyncio.gather(*(away.call("POST", f"/v1/responses/{reply['response_id']}/stop") for reply in replies))
 
 
 async def test_a_reply_is_replicated_when_it_has_ended_and_not_before(home, away, databases):
-    reply = await home.start()
+    reply = await home.start(max_tokens=80)
     await read(home.client, home.stream_url(reply), cut=lambda seen: len(seen.text) > 40)
     async with await psycopg.AsyncConnection.connect(databases["us"]) as connection:
         found = await connection.execute("SELECT 1 FROM runs WHERE status IN ('queued', 'streaming')")

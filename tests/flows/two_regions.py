@@ -20,7 +20,7 @@ from chatsvc.embedded import embedded_postgres
 from chatsvc.store import migrate
 
 SECRET = "b8f1" * 16
-ENGINE = "scripted:?first_token_ms=800&tokens_per_s=40&tokens=60&slots=64"
+ENGINE = "scripted:?first_token_ms=800&tokens_per_s=40&tokens=240&slots=64"
 DOCS = Path(__file__).parents[2] / "docs" / "regions.md"
 PEER = """
 [regions]
