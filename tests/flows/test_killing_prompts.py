@@ -8,7 +8,8 @@ from reader import read_to_the_end
 
 from chatsvc.run import MOST_LOSSES
 
-KILLS = "scripted:?tokens=20&fault=exit@0&fault_on=Farewell"
+# Not before the POST is answered, which may be by the process that is to go.
+KILLS = "scripted:?tokens=20&first_token_ms=500&fault=exit@0&fault_on=Farewell"
 LEASE = {"CHATSVC_LEASE_RENEW_S": "1", "CHATSVC_LEASE_TTL_S": "3"}
 
 
