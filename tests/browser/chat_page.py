@@ -81,11 +81,11 @@ class ChatPage:
         await self.field.press("Enter")
         await expect(self.messages).to_have_count(count + 2)
 
-    async def reply_is(self, status: str, timeout_s: float = 30) -> None:
+    async def reply_is(self, status: str, timeout_s: float = 60) -> None:
         """Wait until the last reply has this status."""
         await expect(self.reply).to_have_attribute("data-status", status, timeout=timeout_s * 1000)
 
-    async def reply_shows_text(self, characters: int = 1, timeout_s: float = 20) -> None:
+    async def reply_shows_text(self, characters: int = 1, timeout_s: float = 60) -> None:
         """Wait until so many characters of the last reply are drawn."""
         await self.page.wait_for_function(
             "(count) => [...document.querySelectorAll('.is-assistant')].at(-1)?.querySelector('.prose')"

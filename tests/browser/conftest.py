@@ -29,7 +29,7 @@ FLAGS = [
     f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1",
 ]
 CANDIDATES = ("chromium", "chromium-browser", "google-chrome")
-EXPECT_MS = 10_000
+EXPECT_MS = 30_000
 PAGE = Path(chatsvc.__file__).parent / "web" / "dist"
 
 
@@ -79,8 +79,8 @@ def server(start_server):
 
 @pytest.fixture(scope="session")
 def slow_server(start_server):
-    """A server whose replies take fifteen seconds, for what must happen before the end: stop what you have seen."""
-    return start_server("scripted:?tokens_per_s=20&tokens=300&slots=16")
+    """A server whose replies take a minute, for what must happen before the end: stop what you have seen."""
+    return start_server("scripted:?tokens_per_s=20&tokens=1200&slots=16", CHATSVC_SERVER_GRACE_S="1")
 
 
 @pytest_asyncio.fixture(loop_scope="session")

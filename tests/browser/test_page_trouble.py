@@ -213,7 +213,7 @@ async def test_being_signed_out_is_said(visit):
 
 @pytest.fixture(scope="module")
 def one_at_a_time(start_server):
-    return start_server("scripted:?tokens_per_s=25&tokens=150&slots=1")
+    return start_server("scripted:?tokens_per_s=25&tokens=1500&slots=1", CHATSVC_SERVER_GRACE_S="1")
 
 
 async def line_up(visit, server, hold=None):
