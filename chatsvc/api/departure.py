@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from chatsvc.api.sse import Streams
+from chatsvc.api.sse import Stream, Streams
 
 _log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Departure:
         self._let_go = 0
 
     async def run(self, over: Callable[[], bool]) -> None:
-        """Return when ``over`` is true and nobody is left to go, or the round in which it became true has ended."""
+        """Return when ``over`` is true, or its time is up, and nobody is left to go."""
         if not self._round_s:
             return
         loop = asyncio.get_running_loop()
@@ -52,7 +52,14 @@ class Departure:
             if over() or end >= until:
                 break
             end = min(end + self._round_s, until)
+        # On a busy machine the last sleep may have gone past the end of the round.
+        self._send(self._streams.without(self._stays))
         _log.info("readers were sent elsewhere", count=self._let_go)
+
+    def _send(self, leaving: list[Stream]) -> None:
+        for stream in leaving:
+            stream.let_go()
+        self._let_go += len(leaving)
 
     async def _round(self, end: float, over: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
@@ -62,8 +69,6 @@ class Departure:
             if not leaving and over():
                 return
             due += len(leaving) * min(1.0, _TICK_S / left)
-            for stream in leaving[: int(due)]:
-                stream.let_go()
-            self._let_go += min(len(leaving), int(due))
+            self._send(leaving[: int(due)])
             due -= int(due)
             await asyncio.sleep(min(_TICK_S, left))

@@ -59,7 +59,7 @@ async def far():
 
 async def test_a_connection_cut_in_the_middle_is_a_failure(far):
     application, talk, _ = far
-    application.break_after = 5
+    application.break_after = 1  # a busy machine may have the rest of the reply ready by then, in one piece
     with pytest.raises(EngineFailed):
         await talk.ask("hi")
     await talk.settled()

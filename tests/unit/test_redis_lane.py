@@ -7,7 +7,7 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from streaming import soon
+from streaming import running, soon
 
 from chatsvc.errors import LogUnavailable
 from chatsvc.streamlog.redis_wire import Address, Lane, pack
@@ -130,17 +130,35 @@ async def test_a_connection_that_cannot_be_made_is_tried_once_for_all_who_wait()
         assert await soon(answered(lane)) == [b"OK"]
 
 
+class Ticks:
+    """How long this process was held up, at the most."""
+
+    def __init__(self):
+        self.longest_s = 0.0
+
+    async def run(self):
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(0.02)
+            self.longest_s = max(self.longest_s, loop.time() - began)
+
+
 async def test_who_spent_its_time_on_waiting_for_a_connection_does_not_break_it_for_the_others():
-    async with gated(delay_s=1.4) as server, lane_to(server, 2.0) as lane:
-        server.open.set()
-        server.silent = True
-        with pytest.raises(LogUnavailable):
-            await lane.call([QUESTION])
-        assert (server.connections, lane.notice()) == (1, 0)
-        # But who had all the time there is and got no answer does.
-        with pytest.raises(LogUnavailable):
-            await lane.call([QUESTION])
-        assert lane.notice() == 1
+    found, ticks = None, Ticks()
+    while found != (1, 0, 1):
+        assert found is None or ticks.longest_s > 0.2, found  # else it is tried once more
+        ticks = Ticks()
+        async with running(ticks.run()), gated(delay_s=1.4) as server, lane_to(server, 2.0) as lane:
+            server.open.set()
+            server.silent = True
+            with pytest.raises(LogUnavailable):
+                await lane.call([QUESTION])
+            first = server.connections, lane.notice()
+            # But who had all the time there is and got no answer does.
+            with pytest.raises(LogUnavailable):
+                await lane.call([QUESTION])
+            found = (*first, lane.notice())
 
 
 @pytest.mark.parametrize("end", [Lane.close, Lane.drop])

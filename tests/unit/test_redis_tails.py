@@ -1,9 +1,10 @@
 """S7 over several servers: what is away or quiet holds up nobody, and nothing is heard twice."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
-from streaming import FragileLog, append, delta, soon
+from streaming import FragileLog, append, delta, soon, until
 
 from chatsvc.errors import LogUnavailable
 from chatsvc.streamlog import redis_tails
@@ -20,9 +21,11 @@ class Part(FragileLog):
     def __init__(self):
         super().__init__()
         self.tailed = []
+        self.tailed_at = []
 
     async def tail(self, following, timeout_s):
         self.tailed.append(dict(following))
+        self.tailed_at.append(asyncio.get_running_loop().time())
         self._check()
         return await super().tail(following, timeout_s)
 
@@ -66,8 +69,12 @@ async def test_when_all_parts_are_away_that_is_said(tails, parts):
 
 async def test_an_away_part_is_tried_ever_less_often(tails, parts):
     parts[1].away = True
-    assert await tails.hear({A: START, B: START}, 0.9) == {}
-    assert 3 <= len(parts[1].tailed) <= 6
+    hearing = asyncio.create_task(tails.hear({A: START, B: START}, 60))
+    await until(lambda: len(parts[1].tailed_at) == 5)
+    tails.wake()
+    assert await soon(hearing) == {}
+    waits = [later - earlier for earlier, later in pairwise(parts[1].tailed_at)]
+    assert [wait >= least for wait, least in zip(waits, (0.049, 0.099, 0.199, 0.499), strict=True)] == [True] * 4
 
 
 async def test_an_away_part_is_tried_again_however_many_replies_begin_meanwhile(tails, parts):
