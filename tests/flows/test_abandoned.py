@@ -10,7 +10,7 @@ from reader import read, read_to_the_end
 @pytest.fixture(scope="module")
 def server(start_server):
     # Presence is noted every five seconds, so a limit has to be longer than that.
-    return start_server("scripted:?tokens_per_s=20&tokens=600", CHATSVC_TIERS_FREE_ABANDON_AFTER_S="7")
+    return start_server("scripted:?tokens_per_s=20&tokens=2000", CHATSVC_TIERS_FREE_ABANDON_AFTER_S="7")
 
 
 def user(client, server, tier):

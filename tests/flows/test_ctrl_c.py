@@ -30,13 +30,13 @@ async def finishes_after_ctrl_c(server, client, prompt, **body):
         while server.exit_status is None:
             await asyncio.sleep(0.05)
     assert server.exit_status == 0
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert [(child.pid, child.cmdline()) for child in alive] == []
     return rendered
 
 
 async def test_ctrl_c_lets_replies_finish_with_embedded_servers(client, data_dir):
-    server = ServerProcess(data_dir / "data", {"CHATSVC_AUTH": "proxy"}, engine="scripted:?tokens_per_s=20&tokens=60")
+    server = ServerProcess(data_dir / "data", {"CHATSVC_AUTH": "proxy"}, engine="scripted:?tokens_per_s=20&tokens=120")
     with server:
         rendered = await finishes_after_ctrl_c(server, client, "Tell me a story.")
     assert (rendered.end.name, rendered.end.data["finish_reason"]) == ("done", "stop")

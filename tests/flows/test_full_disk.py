@@ -70,7 +70,7 @@ async def test_a_full_disk_of_postgres_is_said_as_such_and_replies_wait_with_the
         server = ServerProcess(
             tmp_path / "data",
             ENOUGH,
-            engine="scripted:?tokens_per_s=300&tokens=2000&slots=1000",
+            engine="scripted:?tokens_per_s=200&tokens=2000&slots=1000",
             database_url=postgres.url,
             redis_url=redis_server,
         )
@@ -146,19 +146,19 @@ async def test_embedded_servers_on_a_full_disk_come_back_with_everything_once_th
             with contextlib.suppress(psycopg.Error), psycopg.connect(url, autocommit=True) as connection:
                 for _ in range(50):
                     connection.execute("SELECT pg_logical_emit_message(false, 'fill', 'x'), pg_switch_wal()")
-            await asyncio.to_thread(psutil.wait_procs, [postmaster], 20)
+            await asyncio.to_thread(psutil.wait_procs, [postmaster], 60)
             assert not postmaster.is_running()
             answer = await api.call("POST", "/v1/conversations", json={})
             assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while "The disk there is full, 0 MB are left" not in server.log():
                     await asyncio.sleep(0.1)
             disk.make_room()
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(60):
                 await reading
             stored = await api.message_of(reply)
             assert (stored["status"], stored["content"]) == ("complete", seen.text)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await api.send(await api.conversation())).status_code != 202:
                     await asyncio.sleep(0.1)
             url, _ = embedded_postgres_of(data_dir)

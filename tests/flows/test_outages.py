@@ -34,13 +34,13 @@ def log_server():
 @pytest.fixture
 def slow_server(start_server, log_server):
     return start_server(
-        "scripted:?tokens_per_s=20&tokens=80", CHATSVC_REDIS_URL=log_server.url, CHATSVC_DATABASE_TIMEOUT_S="2"
+        "scripted:?tokens_per_s=20&tokens=400", CHATSVC_REDIS_URL=log_server.url, CHATSVC_DATABASE_TIMEOUT_S="2"
     )
 
 
 async def test_redis_that_restarts_empty_costs_a_pause_and_a_snapshot_but_no_text(slow_server, log_server, client):
     api = Api(client, slow_server.base_url)
-    reply = await api.start()
+    reply = await api.start(max_tokens=120)
     before = await read(client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 40)
     stayed = asyncio.create_task(read_to_the_end(client, api.stream_url(reply)))
     log_server.kill()
@@ -51,12 +51,12 @@ async def test_redis_that_restarts_empty_costs_a_pause_and_a_snapshot_but_no_tex
     assert stored["status"] == "complete"
     assert rendered.text == watched.text == stored["content"]
     assert rendered.snapshots >= 1
-    assert rendered.end.data["finish_reason"] == "stop"
+    assert rendered.end.data["finish_reason"] == "length"
 
 
 async def test_redis_that_stays_away_costs_the_live_view_but_no_text(slow_server, log_server, client):
     api = Api(client, slow_server.base_url)
-    reply = await api.start()
+    reply = await api.start(max_tokens=100)
     seen = await read(client, api.stream_url(reply), cut=lambda seen: len(seen.text) > 40)
     log_server.kill()
     rendered = await read(client, api.stream_url(reply), seen)
@@ -120,7 +120,7 @@ async def test_while_postgres_is_away_a_message_is_refused_and_a_running_reply_w
             server = ServerProcess(
                 tmp_path / "data",
                 {"CHATSVC_AUTH": "proxy", "CHATSVC_DATABASE_TIMEOUT_S": "1"},
-                engine="scripted:?tokens_per_s=20&tokens=60",
+                engine="scripted:?tokens_per_s=20&tokens=120",
                 database_url=url,
                 redis_url=redis_server,
             )
@@ -205,7 +205,7 @@ async def test_a_run_that_had_shown_nothing_when_its_worker_died_is_answered_by_
         replies.append(await doomed.start())
         await asyncio.sleep(0.05)
     worker.kill()
-    async with asyncio.timeout(12):
+    async with asyncio.timeout(60):
         ends = [await read_to_the_end(client, api.stream_url(reply), pause_s=0.1) for reply in replies]
     assert {rendered.end.name for rendered in ends} == {"done"}
     for reply, rendered in zip(replies, ends, strict=True):
@@ -223,7 +223,7 @@ async def test_a_paused_worker_cannot_write_another_byte(start_server, client):
     api = Api(client, other.base_url, doomed.headers)
     worker.signal(signal.SIGSTOP)
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             rendered = await read_to_the_end(client, api.stream_url(reply))
     finally:
         worker.signal(signal.SIGCONT)
@@ -299,15 +299,17 @@ async def test_sigterm_hands_over_what_cannot_finish_in_the_grace_time(start_ser
 
 @pytest.mark.slow
 async def test_a_claim_whose_answer_was_lost_is_found_and_the_run_is_answered(start_server, client):
-    server = start_server("scripted:?first_token_ms=500&tokens_per_s=100&tokens=20&slots=1")
+    server = start_server("scripted:?tokens_per_s=20&tokens=600&slots=1")
     api = Api(client, server.base_url)
-    await api.start()
-    waiting = await api.start()
+    before = await api.start()
+    waiting = await api.start(max_tokens=10)
     claim = (
         "UPDATE runs SET status = 'streaming', attempt = attempt + 1, owner = w.id FROM workers w WHERE runs.id = %s"
+        " AND status = 'queued'"
     )
     with psycopg.connect(server.database_url, autocommit=True) as connection:
-        connection.execute(claim, [waiting["response_id"]])
+        assert connection.execute(claim, [waiting["response_id"]]).rowcount == 1
+    await api.call("POST", f"/v1/responses/{before['response_id']}/stop")
     async with asyncio.timeout(60):
         rendered = await read_to_the_end(client, api.stream_url(waiting), pause_s=0.1)
     assert rendered.end.name == "done"

