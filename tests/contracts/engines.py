@@ -18,6 +18,7 @@ from chatsvc.inference.factory import create_engine
 from chatsvc.prompt import ChatMessage, Chunk, Sampling
 
 _PACE = "first_token_ms=10&tokens_per_s=400&tokens=120"
+_FAR = f"scripted:?slots=16&{_PACE}"
 
 
 class Backend(NamedTuple):
@@ -58,9 +59,9 @@ BACKENDS = (
 
 @asynccontextmanager
 async def opened(backend: Backend, data_dir: Path, *, url: str | None = None) -> AsyncIterator[Engine]:
-    """The backend's engine, started; closed at the end."""
+    """The backend's engine, started; closed at the end. ``url``: another one; of ``openai``, of the far side."""
     if backend.name == "openai":
-        async with far_side() as (far, base_url), _opened(f"openai:{base_url}#far", data_dir) as engine:
+        async with far_side(url or _FAR) as (far, base_url), _opened(f"openai:{base_url}#far", data_dir) as engine:
             assert far.engine.limits.window == engine.limits.window
             yield engine
     else:
@@ -69,7 +70,7 @@ async def opened(backend: Backend, data_dir: Path, *, url: str | None = None) ->
 
 
 @asynccontextmanager
-async def far_side(script: str = f"scripted:?slots=16&{_PACE}") -> AsyncIterator[tuple[OpenAIServer, str]]:
+async def far_side(script: str = _FAR) -> AsyncIterator[tuple[OpenAIServer, str]]:
     """An OpenAI-compatible server and its base URL; its key is in the environment."""
     scripted = create_engine(script, name="far", data_dir=Path("/nonexistent"))
     await scripted.start(lambda _line: None)
@@ -113,7 +114,7 @@ class Talk:
             return [chunk async for chunk in chunks]
 
     async def settled(self, running: int = 0) -> None:
-        """Return when no more than ``running`` generations are left; fails after five seconds."""
+        """Return when no more than ``running`` generations are left; fails after half a minute."""
         async with asyncio.timeout(30):
             while (load := self.engine.load()).running + load.waiting > running:
                 await asyncio.sleep(0.005)

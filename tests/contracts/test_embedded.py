@@ -174,7 +174,7 @@ async def test_servers_that_die_while_we_run_are_started_again_with_their_data(d
             await client.execute_command("WAITAOF", 1, 0, 5000)
         for name, sign in zip(("postgres/postmaster.pid", "valkey/valkey.pid"), signs, strict=True):
             os.kill(int((data_dir / name).read_text().split()[0]), sign)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not {"Postgres is back", "Valkey is back"} <= set(said):
                 await asyncio.sleep(0.05)
         async with await connect(postgres) as connection:
@@ -274,7 +274,7 @@ def test_a_signal_to_the_whole_terminal_stops_the_servers_after_us_not_with_us(d
         os.killpg(process.pid, sign)
         assert process.stdout.readline() == "alive (1,) True\n"
         assert process.stdout.readline() == "stopped\n"
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert nothing_runs(data_dir)
 
 

@@ -104,17 +104,16 @@ async def test_e5_two_hundred_readers_cancelled_within_twenty_milliseconds_leave
             async for _ in chunks:
                 pass
 
-    async def cancelled_after(delay: float) -> None:
+    async def cancelled_after(delay: float) -> bool:
         task = asyncio.create_task(read())
         await asyncio.sleep(delay)
         task.cancel()
         await asyncio.wait([task])
-        assert task.cancelled()
+        return task.cancelled()
 
-    for _ in range(10):
-        async with asyncio.TaskGroup() as group:
-            for _ in range(20):
-                group.create_task(cancelled_after(draw.uniform(0, 0.02)))
+    cancelled = 0
+    while cancelled < 200:  # on a busy machine some come to their end before
+        cancelled += sum(await asyncio.gather(*(cancelled_after(draw.uniform(0, 0.02)) for _ in range(20))))
     await talk.settled()
     # The next generation finds the engine empty: it is the only one while it runs.
     assert tokens_of(await talk.ask(STORY, max_tokens=8)) == 8
@@ -125,25 +124,27 @@ async def test_e5_two_hundred_readers_cancelled_within_twenty_milliseconds_leave
 async def test_e5_a_reader_can_be_cancelled_at_each_stage(talk: Talk, stage: str):
     prompt = await talk.engine.render([ChatMessage(Role.USER, STORY * 20)])
     slots = talk.engine.limits.slots
-    first = asyncio.Event()
 
-    async def read() -> None:
+    async def read(first: asyncio.Event) -> None:
         async with aclosing(talk.engine.generate(prompt, Sampling(max_tokens=500), talk.run_id())) as chunks:
             async for _ in chunks:
                 first.set()
 
-    others = [asyncio.create_task(read()) for _ in range(min(slots, 64) if stage == "queued" else 0)]
-    await asyncio.sleep(0)
-    task = asyncio.create_task(read())
-    if stage == "decoding":
-        await first.wait()
-    else:
-        await asyncio.sleep(0.002)
-    for running in (task, *others):
-        running.cancel()
-    await asyncio.wait([task, *others])
-    assert task.cancelled()
-    await talk.settled()
+    cancelled = False
+    while not cancelled:  # on a busy machine it may come to its end before
+        first = asyncio.Event()
+        others = [asyncio.create_task(read(first)) for _ in range(min(slots, 64) if stage == "queued" else 0)]
+        await asyncio.sleep(0)
+        task = asyncio.create_task(read(first))
+        if stage == "decoding":
+            await first.wait()
+        else:
+            await asyncio.sleep(0.002)
+        for running in (task, *others):
+            running.cancel()
+        await asyncio.wait([task, *others])
+        cancelled = task.cancelled()
+        await talk.settled()
 
 
 async def test_e6_tokens_are_counted_by_the_models_own_tokenizer(talk: Talk, backend: Backend):
@@ -335,7 +336,8 @@ async def test_a_seed_fixes_the_reply(talk: Talk, backend: Backend, temperature:
 async def test_closing_ends_running_generations_with_a_failure(backend: Backend, request: pytest.FixtureRequest):
     if backend.name in {"transformers", "vllm"}:
         pytest.skip("a start takes long; see test_engine_death.py")
-    async with opened(backend, request.config.cache.mkdir("engines")) as engine:
+    long = "scripted:?slots=16&tokens_per_s=20&tokens=5000"
+    async with opened(backend, request.config.cache.mkdir("engines"), url=long) as engine:
         talk = Talk(engine)
         first = asyncio.Event()
 
