@@ -3,13 +3,22 @@
 import asyncio
 from datetime import UTC, datetime
 
+import pytest
+
 from chatsvc.clock import SystemClock
 from chatsvc.limits import ServiceCost, TierName
 from chatsvc.run import Run, RunStatus, waiting
+from chatsvc.scheduler import positions as positions_module
 from chatsvc.scheduler.lines import Lines
 from chatsvc.scheduler.positions import Positions
 
 MANY = 2000
+
+
+@pytest.fixture(autouse=True)
+def nothing_grows_old(monkeypatch):
+    """What was worked out is good for the length of a test, however long a busy machine takes."""
+    monkeypatch.setattr(positions_module, "REFRESH_S", 3600.0)
 
 
 class Runs:
