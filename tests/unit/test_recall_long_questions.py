@@ -42,6 +42,7 @@ async def test_a_long_question_does_not_hold_up_the_loop_and_finds_the_same(monk
 
     monkeypatch.setattr(passages_module, "terms", terms)
     monkeypatch.setattr(recall_module, "terms", terms)
+    monkeypatch.setattr(recall_module, "DEADLINE_S", 60.0)
     shelf: Any = Shelf()
     recall = Recall(index=shelf, engines={}, embedder=None, clock=SystemClock(), most=8)
     question = f"{'?! ' * 4000 if long else ''}What is the code word of the heron society?"
