@@ -216,7 +216,8 @@ async def test_five_hundred_readers_cost_redis_no_connection(valkey, two):
         reply.delta("text")
     for client in clients:
         await client.until(lambda client: client.text == "text")
-    assert len(valkey.admin.client_list()) - 1 <= 2 * 3
+    # The server may still have to notice that one was closed which a pause had made useless.
+    await until(lambda: len(valkey.admin.client_list()) - 1 <= 2 * 3)
     for client in clients:
         client.close()
     await soon(asyncio.gather(*(client.following for client in clients)))
