@@ -52,13 +52,14 @@ class ModelController(Controller):
 
 def _model(name: str, scheduler: Scheduler, health: EngineHealth | None, principal: Principal) -> ModelOut:
     engine = scheduler.engines.get(name)
-    ready = None if engine is None else health is not None and health.ready
+    here = health is not None and health.ready
+    ready = None if engine is None else here or scheduler.replicas.others_serve(name)
     return ModelOut(
         id=name,
         object="model",
         owned_by="chatsvc",
         default=name == scheduler.default_model,
         ready=ready,
-        window=engine.limits.window if engine is not None and ready else None,
+        window=engine.limits.window if engine is not None and here else None,
         degraded=list(scheduler.pressure.in_force(principal.tier, name)),
     )

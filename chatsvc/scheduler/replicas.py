@@ -187,7 +187,11 @@ class Replicas:
 
     def is_served(self, model: str) -> bool:
         """Whether a ready engine has the model, here or anywhere that is known of."""
-        return self._lines.slots(model) > 0 or self._fleet.others(model)
+        return self._lines.slots(model) > 0 or self.others_serve(model)
+
+    def others_serve(self, model: str) -> bool:
+        """Whether another replica that is known of has the model, and places for it."""
+        return self._fleet.others(model)
 
     def _serves(self, replica_id: str, model: str) -> bool:
         if replica_id == self._fleet.me:

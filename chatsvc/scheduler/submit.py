@@ -36,6 +36,7 @@ from chatsvc.scheduler.elsewhere import surely_fits, surely_shown
 from chatsvc.scheduler.entrance import Entrance
 from chatsvc.scheduler.pressure import Pressure, Terms, UsualReply
 from chatsvc.scheduler.prompts import Prepared, Prompts
+from chatsvc.scheduler.ready_engines import ReadyEngines
 from chatsvc.scheduler.replicas import Replicas
 from chatsvc.scheduler.request import NewAnswer, NewMessage, checked_id, continuable, digest, title_from
 from chatsvc.scheduler.shared_state import Home
@@ -58,9 +59,8 @@ class _Taken(NamedTuple):
 
 
 class Submitter:
-    """Takes messages in. ``engines`` may be empty in a process without the worker role:
-
-    the runner checks sizes then.
+    """Takes messages in. ``engines`` may be empty in a process without the worker role, and of those that are not ready
+    no use is made: the runner checks sizes then.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Submitter:
         self._prompts = prompts
         self._pressure = pressure
         self._store = store
-        self._engines = engines
+        self._engines = ReadyEngines(engines, is_ready)
         self._models = models
         self._default_model = default_model
         self._region = region
@@ -346,7 +346,7 @@ class Submitter:
     def _checked_model(self, wanted: str | None) -> str:
         model = wanted or self._default_model
         self.check_model(model)
-        if not self._is_ready(model):
+        if not self._is_ready(model) and not self._replicas.others_serve(model):
             raise EngineUnavailable(f"The model {model!r} is not ready. Try again shortly.", retry_after=5)
         return model
 

@@ -108,8 +108,8 @@ async def test_the_others_are_served_meanwhile_and_it_is_when_its_server_has_com
         assert await text_of(client, api, conversation_id=conversation) == "Words from afar."
 
 
-def beside(database_url, redis_server, tmp_path, env, engine=""):
-    return ServerProcess(tmp_path / "data", env, engine=engine, database_url=database_url, redis_url=redis_server)
+def beside(database_url, redis_server, tmp_path, env, engine="", name="data"):
+    return ServerProcess(tmp_path / name, env, engine=engine, database_url=database_url, redis_url=redis_server)
 
 
 async def alive(server, client):
@@ -155,3 +155,32 @@ async def test_a_server_that_is_there_and_wants_another_key_ends_the_start_with_
             with pytest.raises(ServerFailed, match="ended with"):
                 await asyncio.to_thread(server.start, 60)
     assert "set CHATSVC_OPENAI_API_KEY" in server.log()
+
+
+async def test_a_message_to_a_replica_whose_model_is_away_is_answered_by_one_that_has_it(
+    databases, redis_server, client, tmp_path
+):
+    port = free_port()
+    env = {"CHATSVC_AUTH": "proxy"}
+    lacking = configured(tmp_path, CONFIG.format(port=free_port())) | env
+    with databases.one() as database:
+        first = beside(database, redis_server, tmp_path, lacking)
+        (tmp_path / "second").mkdir()
+        having = configured(tmp_path / "second", CONFIG.format(port=port)) | env
+        second = beside(database, redis_server, tmp_path, having, name="second-data")
+        try:
+            async with far_server(port):
+                await asyncio.gather(asyncio.to_thread(first.start, 60), asyncio.to_thread(second.start, 60))
+                api = Api(client, first.base_url)
+                await ready(api, "there")
+                assert (await api.call("GET", "/readyz")).json()["checks"]["engine there"] != "ok"
+                conversation = await api.conversation(model="there")
+                assert await text_of(client, api, conversation_id=conversation) == "Words from afar."
+                await asyncio.to_thread(second.stop)
+                async with asyncio.timeout(60):
+                    while (await model(api, "there"))["ready"]:
+                        await asyncio.sleep(0.1)
+                assert (await api.send(conversation)).json()["code"] == "engine_unavailable"
+        finally:
+            await asyncio.to_thread(first.stop_if_running)
+            await asyncio.to_thread(second.stop_if_running)
