@@ -229,10 +229,10 @@ def report(held: Held, arguments: argparse.Namespace) -> None:
             f"| {row['computed']} | {row['recalled']} | {row['nothing_recalled']:.0%} |"
         )
     print(
-        f"\nThe late turns beside the same messages around the 10th turn of another conversation: {found['ratio']} x"
-        f" over all places (1.5 at most is wanted), {found['ratio_last']} x at the end; message by message where"
-        f" nothing was recalled {found['ratio_plain']} x. The end beside the 10th turn of its own conversation:"
-        f" {found['ratio_early']} x. Folds: {held.folds}."
+        f"\nThe late turns beside the same messages around the 10th turn of another conversation:"
+        f" {found['ratio_last']} x at the end (1.5 at most is wanted), {found['ratio']} x over all places; message by"
+        f" message where nothing was recalled {found['ratio_plain']} x. The end beside the 10th turn of its own"
+        f" conversation: {found['ratio_early']} x. Folds: {held.folds}."
     )
 
 

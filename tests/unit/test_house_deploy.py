@@ -196,3 +196,9 @@ def test_nginx_takes_its_sample(tmp_path):
         ["nginx", "-t", "-e", tmp_path / "log", "-c", file], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_signing_in_proxy_is_not_given_the_password_of_the_database():
+    proxy = services()["oauth2-proxy"]
+    assert [file["path"] for file in proxy["env_file"]] == ["oauth2-proxy.env"]
+    assert "POSTGRES_PASSWORD" not in str(proxy["environment"])
