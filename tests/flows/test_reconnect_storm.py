@@ -23,17 +23,22 @@ async def storm(*flags):
     return json.loads(printed)
 
 
-async def spread_storm(most, *flags):
-    """The first of two storms in which less than ``most`` of the readers came back within a tenth of a second.
+async def spread_storm(over_s, most, *flags):
+    """A storm whose readers came back over so many seconds, and less than ``most`` of them within a tenth of one.
 
-    After a machine that stood still for a second many come at the same moment, whatever they were told.
+    After a machine that stood still for a second many come at the same moment, whatever they were told: so the second
+    of two storms will do.
     """
+
+    def spread(row):
+        return row["answered_s"]["max"] - row["answered_s"]["first"] > over_s and row["fullest_share"] < most
+
     row = await storm(*flags)
     assert_nobody_lost_anything(row)
-    if row["fullest_share"] >= most:
+    if not spread(row):
         row = await storm(*flags)
         assert_nobody_lost_anything(row)
-    assert row["fullest_share"] < most
+    assert spread(row)
     return row
 
 
@@ -48,17 +53,15 @@ def assert_nobody_lost_anything(row):
 @pytest.mark.alone
 @pytest.mark.slow
 async def test_all_readers_of_a_killed_process_are_back_within_ten_seconds_and_not_at_once():
-    row = await spread_storm(1 / 3)
+    row = await spread_storm(1.5, 1 / 3)
     answered = row["answered_s"]
     assert answered["max"] < 10
     assert answered["first"] > 0.9, "nobody may come back before its `retry` is over"
-    assert answered["max"] - answered["first"] > 1.5
 
 
 @pytest.mark.alone
 @pytest.mark.slow
 async def test_readers_of_a_process_that_shuts_down_come_back_spread_over_the_time_given_for_it():
-    row = await spread_storm(1 / 10, "--deploy")
+    row = await spread_storm(10, 1 / 10, "--deploy")  # over most of 15 s
     assert row["exit_status"] == 0, "it is still there, or was not shut down in order"
     assert row["again_s"]["max"] < 10
-    assert row["answered_s"]["max"] - row["answered_s"]["first"] > 10  # of 15 s
