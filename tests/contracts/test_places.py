@@ -157,13 +157,15 @@ async def test_while_the_process_shuts_down_nothing_is_begun(store, tmp_path):
 
 async def test_a_run_that_another_worker_has_claimed_takes_no_place(store, world, tmp_path):
     claims = Claims(store.runs)
+    await store.workers.heartbeat("another-worker", roles=["worker"], capacity=1, ttl_s=600)
 
     async def too_late(run_ids):
+        assert await claims._claim(run_ids, "another-worker")
         return []
 
+    claims.instead = [too_late]
+    await world.queued()  # before anybody listens: no notification makes it known once more
     async with scheduler(store, tmp_path, script=ONE_PLACE) as made:
-        claims.instead = [too_late]
-        await world.queued()
         while claims.instead:
             await asyncio.sleep(0.01)
         await has_room(store, made)
@@ -175,9 +177,9 @@ async def test_a_run_whose_claim_got_no_answer_is_looked_for_at_once(store, worl
     async def no_answer(run_ids):
         raise StoreUnavailable("Postgres is away")
 
+    claims.instead = [no_answer]
+    run = await world.queued()
     async with scheduler(store, tmp_path, script=ONE_PLACE) as made:
-        claims.instead = [no_answer]
-        run = await world.queued()
         await becomes(store, run, RunStatus.COMPLETE)
         await has_room(store, made)
 
