@@ -3,7 +3,7 @@
 What is ranked first need not have to do with the message: something always is. And what is recalled is computed anew
 in every turn, so an ordinary message, which goes on from what was said just now, recalls nothing. Four things tell:
 
-    share      of the message's words, by their weight, what the one old passage has that has most of them
+    share      of the message's words, by their weight, what one old passage has of them and tells about: the greatest
     lately     of the same words, what occurs in what was said last and stands in the prompt anyway
     closeness  how much closer in meaning the closest old passage is than old passages usually are to this message
     need       share - ``LATELY`` x lately + closeness; at least ``NEEDED``, or nothing is recalled
@@ -18,9 +18,10 @@ passage; one that goes on about the last subject has its words there. So this wo
 into words, and without vectors: where there are none (no embedder, or not all made yet), there is no closeness, and
 ``NEEDED_BY_WORDS`` is enough.
 
-Two things would deceive: a passage that says only what the message says itself ("Thanks!", "Go on.") has nothing to
-tell, and is no reason; and who asks once more what was asked a moment ago has not found the answer in what was said
-lately, so that turn does not count (``lately``).
+Two things would deceive: a passage that says little but what the message says itself ("Thanks!", "Wow, that looks
+amazing!") has little to tell, so its share counts less (``TELLING``), and one that says nothing else is no reason at
+all; and who asks once more what was asked a moment ago has not found the answer in what was said lately, so that turn
+does not count (``lately``).
 
 Laws (tests/unit/test_context_need.py): share, lately and closeness lie in 0 … 1; more that was said lately never makes
 anything old more needed, nor does a greater ``NEEDED`` or less room; a message of one word that a single old passage
@@ -65,6 +66,11 @@ LATELY_CHARS: Final = 1600
 occurs, and in the last reply alone, which may be long, there is less of it than in what the user wrote before."""
 LEAST_WORDS: Final = 1.5
 """A message's words weigh at least so many words that occur once: "What do you think?" has less to be found by."""
+TELLING: Final = 2.0
+"""Words of its own, for each of the message's, that a passage has to have to count in full. One that has next to none
+counts half: a plain fact is told in few words, too."""
+TELLING_TERMS: Final = 40
+"""So many of its own are enough for any message: few passages have more."""
 AGAIN: Final = 2 / 3
 """Of the terms of either: a message that has so many in common with one before asks the same again."""
 UNLIKE: Final = 16
@@ -123,8 +129,9 @@ def need(
         shares[postings.positions] += weights[number]
         more[postings.positions] -= postings.counts
     telling = more > 0
+    tells = 0.5 + 0.5 * np.clip(more / min(TELLING * max(1, len(lately)), TELLING_TERMS), 0, 1)
     return Need(
-        float(shares[telling].max(initial=0)) / whole,
+        float((shares * tells)[telling].max(initial=0)) / whole,
         float(weights[lately].sum()) / whole,
         None if cosines is None else closeness(cosines, telling, unrelated=unrelated),
     )

@@ -125,6 +125,20 @@ def test_a_passage_that_says_only_what_the_message_says_is_no_reason(said):
     assert needed([*talk[:-1], f"{said} with the story of the parrot"], said, cosines=same).met
 
 
+def test_a_remark_of_the_same_kind_is_little_more_than_half_the_reason_that_it_is_with_a_story_behind_it():
+    question = "Wow, that bowl looks gorgeous! Where did you find it?"
+    remark = "Wow, that looks gorgeous! Where did you find the vase?"
+    alone, told = (
+        needed([*SMALL_TALK * 10, text], question).share for text in (remark, f"{remark} {' '.join(VOCABULARY * 5)}")
+    )
+    assert 0.5 * told < alone < 0.6 * told
+
+
+@given(talks, sentences, st.lists(st.sampled_from(["xylophone", "marzipan", "fjord"]), max_size=60).map(" ".join))
+def test_more_that_an_old_passage_tells_never_makes_it_less_needed(talk, question, told):
+    assert needed([f"{talk[0]} {told}", *talk[1:]], question).share >= needed(talk, question).share - 1e-6
+
+
 def test_words_that_are_everywhere_are_no_reason():
     talk = [f"I think that the {word} is fine, and what do you think?" for word in VOCABULARY * 10]
     assert not needed(talk, "What do you think?").met
@@ -150,7 +164,8 @@ def test_a_message_that_goes_on_from_the_last_subject_needs_nothing_and_one_that
 def test_it_works_by_words_in_any_language(told, question):
     talk = [*SMALL_TALK * 10, told]
     assert needed(talk, question).met
-    assert needed(talk, question, told).lately == pytest.approx(needed(talk, question).share)
+    at_length = f"{told} {' '.join(VOCABULARY * 5)}"
+    assert needed(talk, question, told).lately == pytest.approx(needed([*talk[:-1], at_length], question).share)
     assert not needed(SMALL_TALK * 10, question).met
 
 
