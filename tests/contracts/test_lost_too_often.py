@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
-from running_scheduler import FickleLog, scheduler, take_over
+from running_scheduler import scheduler, take_over
 from store_world import World, regeneration
 from streaming import soon
 
 from chatsvc.inference.factory import create_engine
 from chatsvc.run import MOST_LOSSES, RunStatus
 from chatsvc.scheduler import orphans as orphans_module
-from chatsvc.streamlog.factory import create_log
 
 BREAKS = "fault=error@0&fault_on=Break"
 ENDED = (RunStatus.COMPLETE, RunStatus.STOPPED, RunStatus.FAILED)
@@ -21,18 +20,10 @@ def world(store):
     return World(store)
 
 
-@pytest.fixture(params=["memory", "redis"])
-def make_log(request):
-    if request.param == "memory":
-        return FickleLog
-    url = request.getfixturevalue("redis_url")
-    return lambda: create_log(url, timeout_s=5)
-
-
 @pytest.fixture
-async def log(make_log, monkeypatch):
+async def log(make_new_log, monkeypatch):
     monkeypatch.setattr(orphans_module, "OPENING_S", 60.0)  # a busy machine may take long between claim and mark
-    log = make_log()
+    log = make_new_log()
     yield log
     await log.aclose()
 

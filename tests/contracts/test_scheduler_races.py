@@ -14,7 +14,6 @@ from chatsvc.events import Delta, Start, entry
 from chatsvc.run import RunStatus
 from chatsvc.scheduler import orphans as orphans_module
 from chatsvc.streamlog import reply as reply_module
-from chatsvc.streamlog.factory import create_log
 from chatsvc.streamlog.snapshot import text_through
 
 DEAD = "a-worker-that-died"
@@ -210,15 +209,6 @@ async def test_what_was_shown_is_never_sampled_again_though_the_process_is_pause
         [taken] = await take_over(store, made)
         made._orphans.settle(taken.id)
         assert await soon(becomes(store, run, *ENDED, RunStatus.QUEUED)) is RunStatus.FAILED
-
-
-@pytest.fixture(params=["memory", "redis"])
-def make_new_log(request):
-    """Makes a log in which there was never anything: its count begins with the first reply."""
-    if request.param == "memory":
-        return FickleLog
-    url = request.getfixturevalue("redis_url")
-    return lambda: create_log(url, timeout_s=5)
 
 
 async def test_an_orphan_that_had_shown_nothing_is_answered_though_its_log_was_the_first_of_all_l6(
