@@ -26,7 +26,7 @@ from prefix_talk import ANSWERED, ASKED, MODEL, words
 
 from chatsvc.config import ContextConfig
 from chatsvc.context.budget import split
-from chatsvc.context.fold import Counted, plan, summary_cap
+from chatsvc.context.fold import Counted, plans, summary_cap
 from chatsvc.conversation import Role
 from chatsvc.embedded import embedded_postgres
 from chatsvc.inference.chat_tokenizer import ChatTokenizer
@@ -78,10 +78,11 @@ async def fill(url: str, name: str, window: int, turns: int, engine: ScriptedEng
              "complete", tokens, BEGAN + timedelta(minutes=number))
         )  # fmt: skip
         open_turns.append(Counted(message_id, Role.USER if asked else Role.ASSISTANT, tokens))
-        fold = None if asked else plan(
+        found = () if asked else plans(
             open_turns, window=window, room=room, fold_at=config.fold_at, step_tokens=config.fold_step_tokens
         )  # fmt: skip
-        if fold is not None:
+        if found:
+            fold = found[0]
             del open_turns[: fold.messages]
             previous, text = folds[-1][0] if folds else None, words("z", summary_cap(window, config.summary_tokens))
             folds.append((f"sum_{name}_{len(folds)}", USER, name, fold.through_message_id, 1, previous, text, 1))

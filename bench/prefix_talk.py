@@ -80,6 +80,11 @@ class Planned:
         self.summaries = self
         self.fold: NewFold | None = None
 
+    async def resting(self, conversation_id: str, base_id: str | None, *, rest_s: float) -> dict[str, bool]:
+        """No fold fails."""
+        del conversation_id, base_id, rest_s
+        return {}
+
     async def queue(self, fold: NewFold, *, rest_s: float) -> None:
         """Note the fold."""
         del rest_s

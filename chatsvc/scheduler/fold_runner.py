@@ -217,8 +217,8 @@ class FoldRunner:
         else:
             await patiently(lambda: self._store.runs.finish(run.id, run.attempt, outcome))
         changed = committed is Committed.CHANGED or isinstance(work.failure, SummaryChanged)
-        if changed:
-            self._folds.look_again(run)
+        if changed or isinstance(work.failure, _Refused):
+            self._folds.look_again(run)  # refused: for fewer turns
         status = RunStatus.FAILED if changed else outcome.status
         self.ended[run.model, status.value] += 1
         _log.info(

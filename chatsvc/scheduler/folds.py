@@ -1,6 +1,6 @@
 """When to fold: after a reply has ended, off every request's path, and one fold of a conversation at a time.
 
-    reply ended ─▶ long enough to look? ─▶ branch from the store, counted ─▶ context.fold.plan ─▶ a run of kind *fold*
+    reply ended ─▶ long enough to look? ─▶ branch from the store, counted ─▶ context.fold.plans ─▶ a run of kind *fold*
 
 A fold is a run like others: it waits in the lines, is claimed, leased and accounted for. It waits in a line of its own,
 beside that of its user's replies, with the weight of the lowest tier; Postgres lets one be open in a conversation.
@@ -18,7 +18,7 @@ import structlog
 
 from chatsvc.config import ContextConfig
 from chatsvc.context.budget import Budget, reply_reserve, split
-from chatsvc.context.fold import Counted, plan, summary_cap
+from chatsvc.context.fold import Counted, FoldPlan, plans, summary_cap
 from chatsvc.conversation import BranchView, Conversation, Message, Summary
 from chatsvc.errors import ChatError, NotFound, SummaryEmpty, SummaryTooLong
 from chatsvc.events import clean_text
@@ -127,7 +127,7 @@ class Folds:
             self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model))
 
     def look_again(self, run: Run) -> None:
-        """What a fold went on from was changed meanwhile: look at the conversation's head."""
+        """A fold came to nothing for which another may: look at the conversation's head."""
         self._note(_Branch(run.user_id, run.conversation_id, None, run.model))
 
     def _note(self, branch: _Branch) -> None:
@@ -182,7 +182,7 @@ class Folds:
         asked = await asked_tokens(self._store, conversation.user_id, view.verbatim)
         budget = await self._budget(conversation, model, engine, asked)
         pinned = sum(message.tokens for message in await self._counted(model, engine, view.pinned))
-        fold = plan(
+        found = plans(
             history,
             window=window,
             room=budget.verbatim(
@@ -194,8 +194,11 @@ class Folds:
             fold_at=self._config.fold_at,
             step_tokens=self._config.fold_step_tokens,
         )
-        if fold is None:
+        if not found:
             return False
+        fold = await self._untried(conversation.id, view.summary, found)
+        if fold is None:
+            return True
         queued = await self._store.summaries.queue(
             NewFold(
                 id=new_fold_id(),
@@ -219,6 +222,20 @@ class Folds:
                 tokens=fold.tokens,
             )
         return True
+
+    async def _untried(
+        self, conversation_id: str, summary: Summary | None, found: Sequence[FoldPlan]
+    ) -> FoldPlan | None:
+        """The largest that does not rest, if the larger ones do for their words: what failed otherwise may again."""
+        base_id = summary.id if summary else None
+        resting = await self._store.summaries.resting(conversation_id, base_id, rest_s=self._config.fold_rest_s)
+        for fold in found:
+            refused = resting.get(fold.through_message_id)
+            if refused is None:
+                return fold
+            if not refused:
+                break
+        return None
 
     async def _budget(
         self, conversation: Conversation, model: str, engine: Engine, max_tokens: int | None = None

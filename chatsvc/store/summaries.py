@@ -9,6 +9,7 @@ Locks are had in the order run, conversation, as everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -25,6 +26,19 @@ from chatsvc.store.pool import Connection, Database, fetch
 from chatsvc.store.records import NewFold, run_of, statement, summary_of
 from chatsvc.store.signals import NOTIFY_QUEUED, PREFIX_CHANGED
 
+# Folds that go on from a base, that failed lately and rest, and whether for their words. What was refused for those may
+# have others soon; what failed otherwise may fail what it runs on. How often it was tried is counted over eight rests:
+# who comes back after months begins anew.
+_RESTING: Final = """
+    SELECT f.fold_through_id, (array_agg(f.error_code ORDER BY f.ended_at DESC))[1] = 'summary_refused' AS refused
+    FROM runs f WHERE f.conversation_id = %(conversation_id)s AND f.fold_through_id IS NOT NULL
+        AND f.fold_base_id IS NOT DISTINCT FROM %(base_id)s AND f.status = 'failed'
+        AND f.ended_at > clock_timestamp() - make_interval(secs => 8 * %(rest_s)s)
+    GROUP BY f.fold_through_id
+    HAVING max(f.ended_at) > clock_timestamp() - make_interval(secs => %(rest_s)s * CASE
+        WHEN (array_agg(f.error_code ORDER BY f.ended_at DESC))[1] = 'summary_refused'
+        THEN least(1, 4.0 ^ (count(*) - 3)) ELSE 1 END)
+"""
 _QUEUE: Final = statement(
     """
     WITH run AS (
@@ -34,14 +48,11 @@ _QUEUE: Final = statement(
             %(prompt_tokens)s, %(max_tokens)s, true, clock_timestamp()
         FROM conversations c
         WHERE c.id = %(conversation_id)s AND c.user_id = %(user_id)s AND NOT EXISTS (
-            -- What was refused for its words may have others soon; what failed otherwise may fail what it runs on.
-            -- How often it was tried is counted over eight rests: who comes back after months begins anew.
-            SELECT 1 FROM runs f WHERE f.conversation_id = c.id AND f.fold_through_id = %(through_message_id)s
-                AND f.fold_base_id IS NOT DISTINCT FROM %(base_id)s AND f.status = 'failed'
-                AND f.ended_at > clock_timestamp() - make_interval(secs => 8 * %(rest_s)s)
-            HAVING max(f.ended_at) > clock_timestamp() - make_interval(secs => %(rest_s)s * CASE
-                WHEN (array_agg(f.error_code ORDER BY f.ended_at DESC))[1] = 'summary_refused'
-                THEN least(1, 4.0 ^ (count(*) - 3)) ELSE 1 END)
+            SELECT 1 FROM (
+    """,
+    _RESTING,
+    """
+            ) resting WHERE resting.fold_through_id = %(through_message_id)s
         ) AND NOT EXISTS (
             -- What was planned from has passed: a fold has been there since, or its base was edited.
             SELECT 1 FROM summaries s LEFT JOIN summaries base ON base.id = %(base_id)s
@@ -137,6 +148,11 @@ class Summaries:
             _QUEUE, msgspec.structs.asdict(fold) | {"kind": RunKind.FOLD, "rest_s": float(rest_s)}
         )
         return run_of(rows[0]) if rows else None
+
+    async def resting(self, conversation_id: str, base_id: str | None, *, rest_s: float) -> Mapping[str, bool]:
+        """The last messages of folds that go on from this base, failed and rest; whether their drafts were refused."""
+        params = {"conversation_id": conversation_id, "base_id": base_id, "rest_s": float(rest_s)}
+        return {row["fold_through_id"]: bool(row["refused"]) for row in await self._db.query(_RESTING, params)}
 
     async def commit(self, run: Run, summary_id: str, text: str, tokens: int, outcome: Outcome) -> Committed:
         """Write what a fold has come to and end its run, both or neither. Saying so again gives the same answer."""

@@ -12,6 +12,8 @@ from store_world import World
 from streaming import soon
 
 from chatsvc import ids
+from chatsvc.context.fold import PARTS
+from chatsvc.conversation import Role
 from chatsvc.errors import EngineFailed
 from chatsvc.run import MOST_LOSSES, RunKind, RunStatus
 from chatsvc.scheduler.active import Interrupt
@@ -176,7 +178,28 @@ async def test_a_draft_that_is_no_summary_is_refused_and_asked_for_once_more(tal
         assert await talk.fold_runs() == [("complete", None)]
 
 
-async def test_after_a_second_refusal_the_turns_stay_and_are_left_alone_for_a_while(talking, store):
+async def test_after_a_second_refusal_fewer_turns_are_folded_at_once(talking, store):
+    engine = Scribe("", "", "Facts\nA cat sat.")
+    async with talking(engine) as talk:
+        await talk.until_folding(engine)
+        await talk.quiet()
+        [summary] = await talk.summaries()
+        assert await talk.fold_runs() == [("failed", "summary_refused"), ("complete", None)]
+        whole, _, half = engine.fold_prompts
+        assert 0 < said(half) <= said(whole) // 2
+        # What is said from there on is shown word by word: nothing is lost between them.
+        context = await store.runs.context("alice", (await talk.turn()).id)
+        assert (context.summary.id, context.left_out) == (summary.id, 0)
+        shown = engine.prompts[-1].messages
+        assert sum(message.role is Role.USER for message in shown) + said(half) == talk.said + 1  # the summary's
+
+
+def said(fold_prompt):
+    """How many turns are folded."""
+    return fold_prompt.messages[1].content.count("\nuser:\n")
+
+
+async def test_after_all_of_it_was_refused_the_turns_stay_and_are_left_alone_for_a_while(talking, store):
     engine = Scribe("")
     async with talking(engine) as talk:
         await talk.until_folding(engine)
@@ -184,8 +207,8 @@ async def test_after_a_second_refusal_the_turns_stay_and_are_left_alone_for_a_wh
         await talk.turns(3)
         await talk.quiet()
         assert await talk.summaries() == ()
-        assert len(engine.fold_prompts) == 2
-        assert await talk.fold_runs() == [("failed", "summary_refused")]
+        assert len(engine.fold_prompts) == 2 * len(PARTS)
+        assert await talk.fold_runs() == [("failed", "summary_refused")] * len(PARTS)
         context = await store.runs.context("alice", (await talk.turn()).id)
         assert context.summary is None
 

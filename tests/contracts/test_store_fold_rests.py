@@ -82,6 +82,28 @@ async def test_how_long_refused_turns_rest_depends_on_the_last_failure_and_how_m
     assert await store.summaries.queue(new_fold(conversation, path[1]), rest_s=1600) is not None
 
 
+@pytest.mark.parametrize("code", ["summary_refused", "engine_failed"])
+async def test_folds_that_rest_are_told_with_why_and_those_of_another_base_or_conversation_are_not(
+    world, store, postgres_url, code
+):
+    conversation, other = await world.conversation(), await world.conversation()
+    path = await world.turns(conversation, 3)
+    for through in (path[1], path[3]):
+        fold = await claimed(store, conversation, through)
+        await store.runs.finish(fold.id, fold.attempt, msgspec.structs.replace(failed(), error_code=code))
+    stopped_fold = await claimed(store, conversation, path[5])
+    await store.runs.finish(stopped_fold.id, stopped_fold.attempt, stopped(text=""))
+    refused = code == "summary_refused"
+    resting = store.summaries.resting
+    assert await resting(conversation.id, None, rest_s=600) == {path[1]: refused, path[3]: refused}
+    assert await resting(conversation.id, "sum_1", rest_s=600) == {}
+    assert await resting(other.id, None, rest_s=600) == {}
+    await rows_committed(
+        postgres_url, f"UPDATE runs SET ended_at = now() - interval '601 s' WHERE fold_through_id = '{path[1]}'"
+    )
+    assert await resting(conversation.id, None, rest_s=600) == {path[3]: refused}
+
+
 async def test_what_was_stopped_may_be_tried_again_at_once(world, store):
     conversation = await world.conversation()
     path = await world.turns(conversation, 2)

@@ -11,7 +11,7 @@ from chatsvc.context.fold import (
     Said,
     SummaryRefused,
     accept,
-    plan,
+    plans,
     request,
     shortened,
     summary_cap,
@@ -37,7 +37,12 @@ def history_of(turns):
 
 
 def planned(history, *, window=WINDOW, room=None, fold_at=0.6, step_tokens=20_000):
-    return plan(history, window=window, room=room, fold_at=fold_at, step_tokens=step_tokens)
+    """The whole step; None where nothing is to be folded."""
+    return next(iter(all_planned(history, window=window, room=room, fold_at=fold_at, step_tokens=step_tokens)), None)
+
+
+def all_planned(history, *, window=WINDOW, room=None, fold_at=0.6, step_tokens=20_000):
+    return plans(history, window=window, room=room, fold_at=fold_at, step_tokens=step_tokens)
 
 
 def own_lines(message):
@@ -80,6 +85,22 @@ def test_a_fold_is_one_large_step_and_no_larger_than_it_may_be(turns, window, fo
     after = next(place for place in [*starts, len(history)] if place > fold.messages)
     if fold.messages < starts[-1]:
         assert fold.tokens + tokens(history[fold.messages : after]) > int(step)
+
+
+@given(turns, st.integers(64, 8192))
+def test_what_is_folded_instead_is_ever_less_and_whole_turns_too(turns, window):
+    history = history_of(turns)
+    found = all_planned(history, window=window)
+    assert len(found) <= 3
+    counts = [fold.messages for fold in found]
+    assert counts == sorted(set(counts), reverse=True)
+    step = min(window // 3, int(0.6 * window * 0.75))
+    first = next((place for place, message in enumerate(history) if place and message.role is Role.USER), 0)
+    for fold in found:
+        assert fold.tokens == tokens(history[: fold.messages])
+        assert history[fold.messages].role is Role.USER
+    assert all(fold.messages <= first or fold.tokens <= step // 2 for fold in found[1:])
+    assert all(fold.messages <= first or fold.tokens <= step // 4 for fold in found[2:])
 
 
 def test_a_third_of_the_window_is_folded_when_sixty_percent_of_it_are_passed():

@@ -47,6 +47,7 @@ class Shelf:
         self.queued = []
         self.edits = []
         self.error = None
+        self.rest = {}
         self.asked = {f"resp_{number}": None for number in range(len(sizes))} | {f"resp_{len(sizes) - 1}": asked}
         self.conversations = self.summaries = self
         self.runs = SimpleNamespace(get=self.run)
@@ -61,6 +62,9 @@ class Shelf:
 
     async def get(self, user_id, conversation_id):
         return self.conversation
+
+    async def resting(self, conversation_id, base_id, *, rest_s):
+        return self.rest
 
     async def queue(self, fold, *, rest_s):
         self.queued.append(fold)
@@ -109,6 +113,25 @@ async def test_after_a_short_prompt_a_long_reply_is_reason_enough_to_look():
 async def folded(shelf):
     folds = looking(shelf)
     return await folds.fold_if_due(shelf.conversation, shelf.shown, "m")
+
+
+@pytest.mark.parametrize(
+    ("rest", "through"),
+    [
+        ({}, "msg_7"),
+        ({"msg_7": True}, "msg_3"),
+        ({"msg_7": True, "msg_3": True}, "msg_1"),
+        ({"msg_7": True, "msg_3": True, "msg_1": True}, None),
+        ({"msg_7": False}, None),
+        ({"msg_7": True, "msg_3": False}, None),
+        ({"msg_3": True}, "msg_7"),
+    ],
+)
+async def test_fewer_turns_are_folded_instead_of_those_whose_summary_was_refused(rest, through):
+    shelf = Shelf(*[100, 500] * 9)
+    shelf.rest = rest
+    assert await folded(shelf)
+    assert [fold.through_message_id for fold in shelf.queued] == ([through] if through else [])
 
 
 async def test_what_the_user_wants_to_be_known_takes_room_that_is_planned_with():
