@@ -48,7 +48,7 @@ from chatsvc.embedded import embedded_postgres
 from chatsvc.inference.embedder import Embedder, create_embedder
 from chatsvc.limits import Principal, TierName
 from chatsvc.scheduler.indexing import Indexer
-from chatsvc.scheduler.recall import Recall, scores_of
+from chatsvc.scheduler.recall import Recall, compared, scores_of
 from chatsvc.store import NewConversation, RecallBranch, Store, migrate, open_store
 
 DATA: Final = Path(__file__).parent.parent.parent / "shared" / "data" / "locomo10.json"
@@ -243,7 +243,7 @@ class Asked:
         name = None if method == "bm25" else self._embedder.name
         vector = None if method == "bm25" else (await self._embedder.embed([question]))[0]
         chunks = await self._store.recall.chunks(self.branch, version=VERSION, embedder=name)
-        ranked = scores_of(chunks, question, vector, words=method != "embedding")
+        ranked = scores_of(chunks, compared(chunks, question), vector, words=method != "embedding")
         return best(ranked.scores, len(self._passages))
 
     async def shares(self, question: Question, method: str) -> tuple[float, float, float, float]:
@@ -281,7 +281,8 @@ class Asked:
                     self._vectors[question.text] = (await self._embedder.embed([question.text]))[0]
                 with changed(retrieve, **settings):
                     vector = self._vectors[question.text]
-                    scores = scores_of(with_, question.text, vector, words=bool(results)).scores
+                    told = compared(with_, question.text)
+                    scores = scores_of(with_, told, vector, words=bool(results)).scores
                 names = names_of(self._passages[position] for position in best(scores, len(self._passages)))
                 shares.append((self._share(question, names[:5]), self._share(question, names[:10])))
             results.append((name, shares))

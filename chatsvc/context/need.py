@@ -8,6 +8,9 @@ in every turn, so an ordinary message, which goes on from what was said just now
     closeness  how much closer in meaning the closest old passage is than old passages usually are to this message
     need       share - ``LATELY`` x lately + closeness; at least ``NEEDED``, or nothing is recalled
 
+More closeness than ``CLOSEST`` counts no more, so for most messages their words alone tell that nothing is needed, and
+no vector has to be made (``Need.is_open``).
+
 What is needed badly is recalled as far as it fits, what is hardly needed only in its best passages (``Need.enough``).
 Where there is little room, in a small window, old turns crowd out newer ones and are most of what a turn has to
 compute: they have to be needed more (``SCARCE``).
@@ -47,6 +50,9 @@ from chatsvc.conversation import Message, Role
 
 NEEDED: Final = 0.55
 NEEDED_BY_WORDS: Final = 0.08
+CLOSEST: Final = NEEDED
+"""So meaning alone may be just enough, where there is room. Without a limit a message that goes on about an old subject
+in other words needs something in one more of 40 cases, and no more of what is asked for is found."""
 ENOUGH: Final = 0.5
 ENOUGH_BY_WORDS: Final = 0.3
 """Of the best score: what is less has next to none of the evidence, and costs as much. Words alone fall off steeply."""
@@ -92,6 +98,11 @@ class Need(msgspec.Struct, frozen=True):
         return self._beyond >= 0
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is met, or would be if a passage were as close in meaning as can be."""
+        return self.met or msgspec.structs.replace(self, closeness=CLOSEST).met
+
+    @property
     def enough(self) -> float:
         """The share of the best score that a passage has to have to be worth its tokens."""
         least = ENOUGH_BY_WORDS if self.closeness is None else ENOUGH
@@ -103,7 +114,7 @@ class Need(msgspec.Struct, frozen=True):
         lacking = 1 - min(1.0, self.room / ROOM)
         if self.closeness is None:
             return words - NEEDED_BY_WORDS - SCARCE_BY_WORDS * lacking
-        return words + self.closeness - NEEDED - SCARCE * lacking
+        return words + min(self.closeness, CLOSEST) - NEEDED - SCARCE * lacking
 
 
 def need(

@@ -54,10 +54,6 @@ _PROBE: Final = (
 class Recall(Protocol):
     """Finds old turns of a branch for a new question."""
 
-    async def expect(self, conversation_id: str, question: str) -> None:
-        """This question may come in a moment."""
-        ...
-
     async def recall(
         self,
         user_id: str,
@@ -154,11 +150,6 @@ class Prompts:
             budget_tokens=budget,
             model=wanted.model,
         )
-
-    async def expect(self, conversation_id: str, question: str) -> None:
-        """A message has come: begin with what can be done before its branch is read."""
-        if self._recall is not None and self.recalls:
-            await self._recall.expect(conversation_id, question)
 
     @property
     def recalls(self) -> bool:

@@ -1,8 +1,4 @@
-"""The vectors of new questions: begun as soon as a message comes, ready by the time its branch has been read.
-
-message comes ─▶ expect ──▶ embedder ──▶ vector, kept a little
-              └▶ branch from the store ─▶ recall ─▶ begin: under way or there already
-"""
+"""The vectors of new questions, kept a little: the door and the runner ask for the same."""
 
 from __future__ import annotations
 
@@ -23,15 +19,11 @@ _log = structlog.get_logger(__name__)
 
 MOST: Final = 4
 """Questions whose vector is being made: one that comes when so many are open would not have its own in time."""
-_MOST_EXPECTED: Final = MOST - 1
-"""Of them before anyone asks: what is only expected may be refused yet, and leaves a place for what is not."""
 _KEPT: Final = 64
 """Vectors that are kept for who asks the same again: the same message answered again, say."""
 _CHARS: Final = 1000
 """Of a question's end: what is asked stands there more often than in front. A small model reads some 250 tokens, and of
 more it would leave out this very end."""
-_ASKING: Final = 1024
-"""Conversations that are known to ask."""
 
 
 class QuestionVectors:
@@ -45,26 +37,13 @@ class QuestionVectors:
         self._under_way = 0
         self._works = False
         """The model has made a vector: until then questions do not queue up for it to load."""
-        self._asking: OrderedDict[str, None] = OrderedDict()
-
-    async def expect(self, conversation_id: str, question: str) -> None:
-        """A message has come, its branch is still to be read. Where the conversation has asked before, begin."""
-        if conversation_id in self._asking and self._works:
-            self._begin(conversation_id, question, _MOST_EXPECTED)
-            await asyncio.sleep(0)  # a database that answers at once need not let the event loop go round
 
     def asked(self, conversation_id: str, question: str) -> asyncio.Task[Floats | None] | None:
         """The task that makes the question's vector, or has made it; its result is None where that failed.
 
         None: there is no model, it rests after a failure, or too many wait for it.
         """
-        self._asking[conversation_id] = None
-        self._asking.move_to_end(conversation_id)
-        if len(self._asking) > _ASKING:
-            self._asking.popitem(last=False)
-        return self._begin(conversation_id, question, MOST if self._works else 1)
-
-    def _begin(self, conversation_id: str, question: str, most: int) -> asyncio.Task[Floats | None] | None:
+        most = MOST if self._works else 1
         text = clean_text(question[-_CHARS:])
         key = hashlib.sha256(f"{conversation_id} {text}".encode()).digest()
         if (known := self._tasks.get(key)) is not None:

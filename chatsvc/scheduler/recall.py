@@ -1,7 +1,7 @@
 """Finds what was said long ago for a new question: reads the branch's index, ranks, and quotes what fits.
 
-    question ─┬▶ embedder ─▶ vector ─┐
-              └▶ store: chunks ──────┴▶ context.need? ─▶ context.retrieve ─▶ store: texts of the best ─▶ as many as fit
+    question ─▶ store: chunks ─▶ words: may context.need be met? ─▶ embedder: vector ─▶ context.need, context.retrieve
+             ─▶ store: texts of the best ─▶ as many as fit
 
 A reply never waits for long: what is not there in time (a model that loads, a chunk that is not indexed, a store that
 is slow) is done without, and is made up for in the background.
@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from chatsvc.clock import Clock
@@ -87,10 +88,6 @@ class Recall:
         self._answers: OrderedDict[tuple[object, ...], tuple[float, tuple[Recalled, ...]]] = OrderedDict()
         self._vectors = QuestionVectors(embedder, self.indexer)
 
-    async def expect(self, conversation_id: str, question: str) -> None:
-        """A message has come that may be asked about in a moment: what takes longest is begun."""
-        await self._vectors.expect(conversation_id, question)
-
     async def recall(
         self,
         user_id: str,
@@ -133,7 +130,6 @@ class Recall:
         is_long = len(question) > _OFFLOAD_CHARS
         if not (await asyncio.to_thread(terms, question) if is_long else terms(question)):
             return True, ()  # nothing was said that could be compared
-        embedding = self._vectors.asked(branch.conversation_id, question)
         name, unrelated = (self._embedder.name, self._embedder.unrelated) if self._embedder else (None, None)
         chunks = await self._index.chunks(branch, version=VERSION, embedder=name)
         lacking = not chunks or chunks[0].missing > 0 or self._lacks_vectors(chunks)
@@ -141,15 +137,16 @@ class Recall:
             self.indexer.soon(branch)
         if not chunks:
             return False, ()
+        is_much = is_long or sum(chunk.passages for chunk in chunks) > _OFFLOAD
+        compare = partial(compared, chunks, question, lately)
+        told = await asyncio.to_thread(compare) if is_much else compare()
+        if not msgspec.structs.replace(told.need, room=budget_tokens).is_open:
+            return not lacking, ()
+        embedding = self._vectors.asked(branch.conversation_id, question)
         vector = await _in_time(embedding)
-        passages = sum(chunk.passages for chunk in chunks)
-        rank = partial(
-            _rank,
-            *(chunks, question, lately, vector, self._most * _CANDIDATES),
-            room=budget_tokens,
-            unrelated=unrelated,
-        )
-        ranked = await asyncio.to_thread(rank) if is_long or passages > _OFFLOAD else rank()
+        count = self._most * _CANDIDATES
+        rank = partial(_rank, chunks, told, vector, count, room=budget_tokens, unrelated=unrelated)
+        ranked = await asyncio.to_thread(rank) if is_much else rank()
         stored = await self._index.passages(branch.user_id, [place for place, *_ in ranked]) if ranked else ()
         scored = [Scored(passage, *ranked[passage.place - 1][1:]) for passage in stored]
         chosen = await self._within(scored, budget_tokens, model)
@@ -210,20 +207,23 @@ class Ranked(msgspec.Struct, frozen=True):
     need: Need
 
 
-def scores_of(
-    chunks: Sequence[StoredChunk],
-    question: str,
-    vector: Floats | None,
-    *,
-    lately: str = "",
-    words: bool = True,
-    unrelated: float | None = None,
-) -> Ranked:
-    """Score every passage of a branch, and whether any is needed. ``words`` False: by meaning alone, to compare."""
+class Told(msgspec.Struct, frozen=True):
+    """What a question's words tell of the passages of a branch: their lengths, where its terms occur, by their number,
+    and which of those were said lately.
+    """
+
+    starts: list[int]
+    lengths: Floats
+    occurring: dict[int, Postings]
+    said: npt.NDArray[np.bool_]
+    need: Need
+
+
+def compared(chunks: Sequence[StoredChunk], question: str, lately: str = "") -> Told:
+    """Compare a question with every passage of a branch, word by word."""
     wanted = question_keys(question)
     starts: list[int] = []
     lengths: list[Floats] = []
-    meaning: list[Floats] = []
     found: dict[int, list[tuple[int, Postings]]] = {}
     position = 0
     for chunk in chunks:
@@ -232,21 +232,33 @@ def scores_of(
         lengths.append(read.lengths)
         for number, postings in read.find(wanted):
             found.setdefault(number, []).append((position, postings))
-        if vector is not None:
-            meaning.append(cosines(chunk.vectors, chunk.passages, vector))
         position += chunk.passages
     occurring = {number: joined(parts) for number, parts in found.items()}
     every = np.concatenate(lengths)
-    by_words = words_scores(every, occurring.values()) if words else None
-    by_meaning = np.concatenate(meaning) if vector is not None else None
     said = np.isin(wanted, question_keys(lately))
-    return Ranked(starts, fused(by_words, by_meaning), need(every, occurring, said, by_meaning, unrelated=unrelated))
+    return Told(starts, every, occurring, said, need(every, occurring, said, None, unrelated=None))
+
+
+def scores_of(
+    chunks: Sequence[StoredChunk],
+    told: Told,
+    vector: Floats | None,
+    *,
+    words: bool = True,
+    unrelated: float | None = None,
+) -> Ranked:
+    """Score every passage of a branch, and whether any is needed. ``words`` False: by meaning alone, to compare."""
+    by_words = words_scores(told.lengths, told.occurring.values()) if words else None
+    if vector is None:
+        return Ranked(told.starts, fused(by_words, None), told.need)
+    meaning = np.concatenate([cosines(chunk.vectors, chunk.passages, vector) for chunk in chunks])
+    needed = need(told.lengths, told.occurring, told.said, meaning, unrelated=unrelated)
+    return Ranked(told.starts, fused(by_words, meaning), needed)
 
 
 def _rank(
     chunks: Sequence[StoredChunk],
-    question: str,
-    lately: str,
+    told: Told,
     vector: Floats | None,
     count: int,
     *,
@@ -254,7 +266,7 @@ def _rank(
     unrelated: float | None,
 ) -> list[tuple[tuple[int, int], int, float]]:
     """The best passages: (chunk, position in it), position in the branch, score. None where nothing old is needed."""
-    ranked = scores_of(chunks, question, vector, lately=lately, unrelated=unrelated)
+    ranked = scores_of(chunks, told, vector, unrelated=unrelated)
     needed = msgspec.structs.replace(ranked.need, room=room)
     if not needed.met:
         return []

@@ -111,7 +111,6 @@ class Submitter:
     async def _message(
         self, principal: Principal, conversation_id: str, new: NewMessage, request_hash: bytes
     ) -> Submitted:
-        await self._prompts.expect(conversation_id, new.content)
         ground = await self._store.runs.ground(
             principal.user_id, conversation_id, new.parent_id, checked_id(new.client_msg_id), request_hash
         )

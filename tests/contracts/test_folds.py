@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from chaos.settle import INVARIANTS
 from folding import WINDOW, WORDS, Scribe, carried_on, is_fold, rows
-from recall_world import Letters
 from running_scheduler import take_over
 from store_world import World
 from streaming import soon
@@ -347,7 +346,10 @@ async def test_with_a_place_free_no_fold_gives_way(talking, store):
         engine.go_on.set()
         await talk.quiet()
         assert len(engine.fold_prompts) == 1
-        assert await talk.fold_runs() == [("complete", None)]
+        # A look from before its commit may queue another behind it, which sees that and ends without a prompt.
+        first, *others = await talk.fold_runs()
+        assert first == ("complete", None)
+        assert set(others) <= {("failed", "summary_changed")}
 
 
 async def test_nothing_is_folded_while_background_work_may_not_be_done(talking, store):
@@ -374,21 +376,3 @@ async def test_a_turn_too_long_for_the_summariser_is_shortened_in_the_middle(tal
         assert "BEGIN" in prompt.messages[1].content
         assert "END" in prompt.messages[1].content
         assert "[…]" in prompt.messages[1].content
-
-
-async def test_behind_a_fold_a_messages_vector_is_made_while_its_branch_is_read(talking, store, monkeypatch):
-    engine, embedder = Scribe("Facts\nA cat sat."), Letters()
-    async with talking(engine, embedder) as talk:
-        await talk.until_folding(engine)
-        await talk.quiet()
-        await talk.turn("Which cat?")
-        ground, made = store.runs.ground, []
-
-        async def seen(*asked):
-            found = await ground(*asked)
-            made.append("Whose cat was it?" in embedder.texts)
-            return found
-
-        monkeypatch.setattr(store.runs, "ground", seen)
-        await talk.turn("Whose cat was it?")
-        assert made == [True]

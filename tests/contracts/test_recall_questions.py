@@ -198,19 +198,17 @@ async def test_however_many_ask_few_wait_for_the_model(store, world, embedder, m
     await recall.aclose()
 
 
-async def test_a_conversation_that_has_asked_has_its_next_vector_begun_when_the_message_comes(store, world, embedder):
+async def test_a_vector_is_made_only_for_a_question_whose_words_leave_open_whether_anything_is_needed(
+    store, world, embedder
+):
     branch = await talked(store, world, embedder)
     recall = recall_of(store, embedder)
     embedder.texts.clear()
-    await recall.expect(branch.conversation_id, "question 1")
-    assert not recall._vectors._tasks  # it may be too short ever to ask
-    await ask(recall, branch, "question 1")
-    await recall.expect(branch.conversation_id, "question 2")
-    await recall.expect((await world.conversation()).id, "question 3")
-    await asyncio.gather(*recall._vectors._tasks.values())
-    assert embedder.texts == ["question 1", "question 2"]
-    await ask(recall, branch, "question 2")
-    assert embedder.texts == ["question 1", "question 2"]
+    # All of its words were said lately, and no old passage has any of the others.
+    assert await ask(recall, branch, "And then, heron?", lately="The heron stood there, and then it flew.") == ()
+    assert embedder.texts == []
+    assert "User: question 2" in lines(await ask(recall, branch, "question 2"))
+    assert embedder.texts == ["question 2"]
     await recall.aclose()
 
 

@@ -92,6 +92,23 @@ def test_less_room_never_recalls_more(share, said, close, one, other):
     assert most.enough <= least.enough
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.none() | st.floats(0, 1), st.integers(0, 2000))
+def test_what_words_alone_leave_closed_no_closeness_makes_needed(share, said, close, room):
+    found = Need(share, said, close, room)
+    told = Need(share, said, None, room)
+    assert told.is_open or not found.met
+    assert found.is_open or not found.met
+
+
+def test_meaning_alone_may_be_enough_where_there_is_room_and_more_of_it_counts_no_more():
+    assert Need(0, 0, 0.55).met
+    assert not Need(0, 0, 0.54).met
+    assert not Need(0, 0, 1.0, 500).met
+    assert not Need(0, 0.1, 1.0).met
+    assert [Need(0, said, None).is_open for said in (0, 0.01)] == [True, False]
+    assert [Need(share, 0, None, 500).is_open for share in (0.09, 0.11)] == [False, True]
+
+
 def test_in_half_the_room_more_has_to_be_needed_and_beyond_the_usual_room_no_less():
     assert [Need(0.3, 0, 0.3, room).met for room in (4000, 1000, 800, 500)] == [True, True, True, False]
     assert [Need(0.1, 0, None, room).met for room in (4000, 1000, 900, 500)] == [True, True, True, False]

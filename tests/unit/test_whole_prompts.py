@@ -61,9 +61,6 @@ def asking(*, turns=(), pins=(), summary="", share=0.25):
 class NothingRecalled:
     """Room is kept for it all the same."""
 
-    async def expect(self, *_):
-        pass
-
     async def recall(self, *_, **__):
         return ()
 
