@@ -1,8 +1,8 @@
 """``python -m chatsvc check``: says what is configured, tries each part, and says what to do about what is wrong.
 
-A check is a coroutine that returns one sentence, or raises what went wrong. ``CHECKS`` is the whole list. A fault is
-said once: what could not be tried for it is skipped. Nothing is left running, and nothing but the data directory's own
-files is written.
+A check is a coroutine that returns one sentence, or raises what went wrong. ``checks_of`` lists them all; each model
+has one of its own. A fault is said once: what could not be tried for it is skipped. Nothing is left running, and
+nothing but the data directory's own files is written.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import errno
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
 import chatsvc
-from chatsvc.config import UNNAMED_MODEL, Config
+from chatsvc.config import UNNAMED_MODEL, Config, ModelConfig
 from chatsvc.config_show import effective
 from chatsvc.embedded import Progress, embedded_postgres, embedded_redis, lock_data_dir
 from chatsvc.errors import ChatError, ConfigError, EngineUnavailable
@@ -32,8 +33,9 @@ _LOW_DISK_BYTES: Final = 1_000_000_000
 _ADVICE: Final = {
     "Postgres": "Is it running, and is CHATSVC_DATABASE_URL right?",
     "Redis": "Is it running, and is CHATSVC_REDIS_URL right?",
-    "models": "Is CHATSVC_ENGINE right, and is what it names running?",
+    "model": "Is its engine's URL right, and is the server there running?",
 }
+"""By the first word of a part's name."""
 _QUICK_ENGINES: Final = ("openai", "scripted")
 """Engines that start at once. The others load a model, which a check does not wait for."""
 
@@ -46,7 +48,7 @@ async def check(config: Config, out: TextIO) -> bool:
     """Print the effective configuration and one line for each part. Returns whether all of them are well."""
     print(effective(config), file=out)
     well = True
-    for part, attempt in CHECKS:
+    for part, attempt in checks_of(config):
         try:
             verdict, sentences = "OK  ", [await attempt(config)]
         except _NotTried as error:
@@ -54,7 +56,7 @@ async def check(config: Config, out: TextIO) -> bool:
         except ConfigError as error:
             verdict, sentences, well = "FAIL", error.problems, False
         except (ChatError, OSError) as error:
-            advice = _ADVICE.get(part)
+            advice = _ADVICE.get(part.partition(" ")[0])
             fault = str(error) if str(error).endswith((".", "?")) else f"{error}."
             verdict, sentences, well = "FAIL", [f"{fault} {advice}" if advice else str(error)], False
         for sentence in sentences:
@@ -124,36 +126,22 @@ async def _redis(config: Config) -> str:
     return "answers" if config.database.redis_url else "embedded: starts and answers"
 
 
-async def _models(config: Config) -> str:
-    if "worker" not in config.roles:
-        return "not run by this process"
-    engines, problems = [], []
-    for key, model in config.models.items():
-        name = default_model_name(model.engine) if key == UNNAMED_MODEL else key
-        try:
-            engine = create_engine(
-                model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots
-            )
-        except ConfigError as error:
-            problems += error.problems
-        else:
-            engines.append((name, model, engine))
-    if problems:
-        raise ConfigError(problems)
-    said = []
-    for name, model, engine in engines:
-        if model.engine.partition(":")[0] not in _QUICK_ENGINES:
-            said.append(f"{name} ({model.engine}) is loaded at start")
-            continue
-        try:
-            await engine.start(lambda _: None)
-            health = await engine.health()
-            if not health.ready:
-                raise EngineUnavailable(f"{name}: {health.reason}")
-        finally:
-            await engine.aclose()
-        said.append(f"{name} answers")
-    return "; ".join(said)
+async def _no_model(_: Config) -> str:
+    return "not run by this process"
+
+
+async def _model(model: ModelConfig, name: str, config: Config) -> str:
+    engine = create_engine(model.engine, name=name, data_dir=config.data_dir, window=model.window, slots=model.slots)
+    if model.engine.partition(":")[0] not in _QUICK_ENGINES:
+        return f"{model.engine} is loaded at start"
+    try:
+        await engine.start(lambda _: None)
+        health = await engine.health()
+    finally:
+        await engine.aclose()
+    if not health.ready:
+        raise EngineUnavailable(health.reason or "it is not ready")
+    return "answers"
 
 
 async def _recall(config: Config) -> str:
@@ -181,12 +169,20 @@ async def _outside_or_embedded(url: str, config: Config, embedded: _Embedded) ->
         yield url
 
 
-CHECKS: Final[tuple[tuple[str, Callable[[Config], Awaitable[str]]], ...]] = (
-    ("data directory", _data_dir),
-    ("address", _port),
-    ("page", _page),
-    ("Postgres", _postgres),
-    ("Redis", _redis),
-    ("models", _models),
-    ("recall", _recall),
-)
+_Check = Callable[[Config], Awaitable[str]]
+
+
+def checks_of(config: Config) -> Iterator[tuple[str, _Check]]:
+    """All checks of a process that is configured so, with the names of the parts."""
+    yield "data directory", _data_dir
+    yield "address", _port
+    yield "page", _page
+    yield "Postgres", _postgres
+    yield "Redis", _redis
+    if "worker" not in config.roles:
+        yield "models", _no_model
+    else:
+        for key, model in config.models.items():
+            name = default_model_name(model.engine) if key == UNNAMED_MODEL else key
+            yield f"model {name}", partial(_model, model, name)
+    yield "recall", _recall

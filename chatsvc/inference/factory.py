@@ -18,6 +18,7 @@ from chatsvc.errors import ConfigError
 from chatsvc.inference.base import Engine
 from chatsvc.inference.embedded_model import EMBEDDED_MODEL
 from chatsvc.inference.urls import EngineUrl, OptionsT, parse_engine_url, parse_options
+from chatsvc.logs import mask_secrets
 
 _FORMS: Final = (
     "auto, vllm:<model>?…, transformers:<model>, openai:<base url>#<model>, scripted:?… "
@@ -112,9 +113,9 @@ def _openai(request: _Request) -> Engine:
     except ImportError as error:
         raise ConfigError([f"engine openai: needs the extra 'openai' of this package ({error})"]) from error
 
-    address = urlsplit(request.url.target)
-    if address.scheme not in {"http", "https"} or not address.hostname:
-        raise ConfigError([f"engine openai: '{request.url.target}' is no base URL; write openai:http://host/v1#model"])
+    if not _is_base_url(request.url.target):
+        shown = mask_secrets(request.url.target)
+        raise ConfigError([f"engine openai: '{shown}' is no base URL; write openai:http://host/v1#model"])
     return OpenAIEngine(
         _overrule(parse_options(request.url, OpenAIOptions), request),
         model=request.name,
@@ -122,6 +123,14 @@ def _openai(request: _Request) -> Engine:
         remote_model=request.url.model,
         api_key=os.environ.get("CHATSVC_OPENAI_API_KEY"),
     )
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        address = urlsplit(text)
+        return address.scheme in {"http", "https"} and bool(address.hostname) and address.port != 0
+    except ValueError:  # no port, or no address of IPv6
+        return False
 
 
 def _model_source(url: EngineUrl) -> str | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import msgspec
@@ -22,6 +23,7 @@ from chatsvc.errors import ChatError, EngineFailed, EngineRefused, EngineUnavail
 from chatsvc.inference.base import Engine, EngineHealth, EngineLimits, EngineLoad, Progress, ServerAway, room
 from chatsvc.inference.openai_stream import Completion, estimate_tokens, event_data
 from chatsvc.inference.slots import Slots
+from chatsvc.logs import mask_secrets
 from chatsvc.prompt import ChatMessage, Chunk, Prompt, Sampling
 
 _DEFAULT_WINDOW: Final = 8192
@@ -58,13 +60,15 @@ class OpenAIEngine(Engine):
         self._model = model
         self._remote_model = remote_model
         self._base_url = base_url.rstrip("/")
+        self._shown = _without_user(self._base_url)
+        """For what people read: faults are told to everybody who asks ``/readyz``."""
         self._api_key = api_key
         self._slots = Slots(options.slots)
         self._client: httpx.AsyncClient | None = None
         self._limits: EngineLimits | None = None
 
     async def start(self, progress: Progress) -> None:
-        progress(f"{self._model}: asking {self._base_url}")
+        progress(f"{self._model}: asking {self._shown}")
         self._limits = self._limits_with(None)
         headers = {"accept-encoding": "identity"}
         if self._api_key:
@@ -84,7 +88,7 @@ class OpenAIEngine(Engine):
         if self._remote_model not in served and (served or self._remote_model is None):
             await self.aclose()
             raise EngineUnavailable(
-                f"{self._base_url} serves {', '.join(served) or 'no model that it names'}, not '{self._remote_model}'."
+                f"{self._shown} serves {', '.join(served) or 'no model that it names'}, not '{self._remote_model}'."
                 " Name one after '#' in the engine URL."
             )
         self._limits = self._limits_with(served.get(self._remote_model or "", {}).get("max_model_len"))
@@ -181,7 +185,7 @@ class OpenAIEngine(Engine):
             listed = response.json()["data"]
             return {entry["id"]: entry for entry in listed}
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineUnavailable(f"{self._base_url}/models answers something else than a list of models.") from error
+            raise EngineUnavailable(f"{self._shown}/models answers something else than a list of models.") from error
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -203,7 +207,12 @@ class OpenAIEngine(Engine):
         what = type(error).__name__
         if any_said:
             return EngineFailed(f"The connection to the server of {self._model} broke ({what}).")
-        return ServerAway(f"The server of {self._model} at {self._base_url} cannot be reached ({what}).")
+        return ServerAway(f"The server of {self._model} at {self._shown} cannot be reached ({what}).")
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return mask_secrets(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
 
 
 _REFUSALS: Final = {

@@ -87,3 +87,22 @@ async def test_a_server_that_answers_something_else_later_is_not_ready_until_it_
         assert not health.ready
         assert str(status) in health.reason
         assert (await engine.health()).ready
+
+
+@pytest.mark.parametrize("answer", [None, (401, {}), (200, {"data": [{"id": "near"}]}), (200, ["no list of models"])])
+async def test_no_fault_tells_who_signs_in_at_the_server_or_how(answer):
+    async with listing(answer or (200, LIST)) as url:
+        told = []
+        if answer is not None:
+            told.append(await fault_at(url, told.append))
+    if answer is None:
+        told.append(await fault_at(url, told.append))
+    assert len(told) == 2
+    assert not [line for line in told if "hunter2" in line or "mallory" in line]
+
+
+async def fault_at(url, progress):
+    async with engine_at(url.replace("://", "://mallory:hunter2@")) as engine:
+        with pytest.raises(ChatError) as caught:
+            await engine.start(progress)
+    return caught.value.detail

@@ -1,5 +1,6 @@
 """``python -m chatsvc check``: one line a part, and what is wrong said so that one can mend it."""
 
+import asyncio
 import io
 import re
 import socket
@@ -43,7 +44,7 @@ def outcome(tmp_path, postgres_url, redis_url, monkeypatch):
 async def test_with_every_part_in_place_all_is_well(outcome):
     well, text, lines = await outcome()
     assert well
-    assert [line[:4] for line in lines] == ["OK  "] * len(checks.CHECKS)
+    assert [line[:4] for line in lines] == ["OK  "] * 7
     assert 'engine = "scripted:?tokens=1"' in text
 
 
@@ -98,10 +99,50 @@ async def test_the_faults_of_all_models_are_said(outcome):
         [models.two]
         engine = "transformers:/no/such/model"
     """)
-    said = [line for line in lines if line[6:].startswith("models")]
+    said = [line for line in lines if line[6:].startswith("model ")]
     assert [line[:4] for line in said] == ["FAIL", "FAIL"]
     assert "tokns" in said[0]
     assert "/no/such/model" in said[1]
+
+
+async def refuse(reader, writer):
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def test_every_model_is_tried_whatever_is_wrong_with_those_before_it(outcome):
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as refusing:
+        port = refusing.sockets[0].getsockname()[1]
+        well, text, lines = await outcome(f"""
+            [models.away]
+            engine = "openai:http://me:hunter2@127.0.0.1:9/v1#m"
+            [models.odd]
+            engine = "openai:http://127.0.0.1:99999/v1#m"
+            [models.locked]
+            engine = "openai:http://127.0.0.1:{port}/v1#m"
+            [models.well]
+            default = true
+            engine = "scripted:?tokens=1"
+            [models.gone]
+            engine = "openai:http://127.0.0.1:9/v1#m"
+        """)
+    assert not well
+    said = {line[6:].split()[1]: line for line in lines if line[6:].startswith("model ")}
+    assert {name: line[:4].strip() for name, line in said.items()} == {
+        "away": "FAIL",
+        "odd": "FAIL",
+        "locked": "FAIL",
+        "well": "OK",
+        "gone": "FAIL",
+    }
+    assert "127.0.0.1:9/v1 cannot be reached" in said["away"]
+    assert said["gone"].endswith("Is its engine's URL right, and is the server there running?")
+    assert "99999" in said["odd"]
+    assert "set CHATSVC_OPENAI_API_KEY" in said["locked"]
+    assert lines[-1].startswith("OK    recall")
+    assert "hunter2" not in text
 
 
 async def test_a_model_is_not_asked_of_a_process_that_runs_none(outcome):
