@@ -57,7 +57,9 @@ _OFFLOAD_CHARS: Final = 4000
 """Of a question: so does splitting a longer one into words."""
 _KEPT: Final = 256
 _KEPT_S: Final = 30.0
-"""An answer is given again for so long: the door and the runner ask the same within moments."""
+"""An answer is given again for so long: the door and the runner ask the same within moments. Then it is forgotten: the
+conversation that it quotes may be deleted.
+"""
 _SPEAKERS: Final = {Role.USER: "User", Role.ASSISTANT: "Assistant"}
 
 
@@ -86,6 +88,8 @@ class Recall:
         self._clock = clock
         self._most = most
         self._answers: OrderedDict[tuple[object, ...], tuple[float, tuple[Recalled, ...]]] = OrderedDict()
+        self._forgetting: asyncio.TimerHandle | None = None
+        """Waits for the oldest answer to be of no more use, while there are any."""
         self._vectors = QuestionVectors(embedder, self.indexer)
 
     async def recall(
@@ -180,14 +184,29 @@ class Recall:
         return len(await engine.encode(text)) if engine is not None else -(-len(text) // CHARS_PER_TOKEN)
 
     def _keep(self, key: tuple[object, ...], found: tuple[Recalled, ...]) -> None:
-        now = self._clock.monotonic()
-        self._answers[key] = now, found
+        self._answers[key] = self._clock.monotonic(), found
         self._answers.move_to_end(key)
-        while len(self._answers) > _KEPT or now - next(iter(self._answers.values()))[0] > _KEPT_S:
+        if len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
+        if self._forgetting is None:
+            self._forgetting = asyncio.get_running_loop().call_later(_KEPT_S, self._forget)
+
+    def _forget(self) -> None:
+        self._forgetting = None
+        now = self._clock.monotonic()
+        while self._answers:
+            left_s = next(iter(self._answers.values()))[0] + _KEPT_S - now
+            if left_s > 0:
+                self._forgetting = asyncio.get_running_loop().call_later(left_s, self._forget)
+                break
             self._answers.popitem(last=False)
 
     async def aclose(self) -> None:
-        """Wait for nothing more."""
+        """Wait for nothing more, and keep nothing."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+        self._answers.clear()
         await self._vectors.aclose()
 
 

@@ -41,12 +41,12 @@ def indexer_of(store, embedder=None):
     return Indexer(index=store.recall, embedder=embedder, clock=SystemClock())
 
 
-def recall_of(store, embedder=None, *, most=8):
+def recall_of(store, embedder=None, *, most=8, clock=None):
     return Recall(
         index=store.recall,
         engines={},
         embedder=embedder,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         most=most,
     )
 

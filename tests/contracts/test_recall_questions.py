@@ -226,6 +226,62 @@ async def test_vectors_nobody_asks_for_any_more_are_forgotten_and_failed_ones_ma
     await recall.aclose()
 
 
+class Hand:
+    """A clock that is set by hand, and what ``recall`` wants to be called for later on the loop."""
+
+    def __init__(self):
+        self.at = 0.0
+        self.timers = []
+
+    def monotonic(self):
+        return self.at
+
+    def watch(self, recall, monkeypatch):
+        loop = asyncio.get_running_loop()
+        later = loop.call_later
+
+        def call_later(delay, callback, *args, **options):
+            timer = later(delay, callback, *args, **options)
+            if getattr(callback, "__self__", None) is recall:
+                self.timers.append((self.at + delay, callback, timer))
+            return timer
+
+        monkeypatch.setattr(loop, "call_later", call_later)
+
+    def rings(self):
+        """The time has come for the only thing to be done."""
+        [(self.at, callback, timer)] = self.timers
+        self.timers.clear()
+        timer.cancel()
+        callback()
+
+
+async def test_what_was_found_is_in_memory_no_longer_than_it_is_of_use(store, world, monkeypatch):
+    branch = await talked(store, world, None)
+    clock = Hand()
+    recall = recall_of(store, clock=clock)
+    clock.watch(recall, monkeypatch)
+    assert await ask(recall, branch, "question 1")
+    clock.at = 20.0
+    assert await ask(recall, branch, "question 2")
+    assert len(recall._answers) == 2
+    clock.rings()
+    assert clock.at == 30.0
+    [key] = recall._answers
+    assert "question 2" in key
+    clock.rings()
+    assert clock.at == 50.0
+    assert not recall._answers
+    assert not clock.timers
+
+    assert await ask(recall, branch, "question 3")
+    [(at, _, timer)] = clock.timers
+    assert at == 80.0
+    await recall.aclose()
+    assert timer.cancelled()
+    assert not recall._answers
+
+
 async def test_what_is_not_indexed_yet_is_asked_for_by_the_first_question(store, world):
     conversation = await world.conversation()
     path = await world.turns(conversation, 6)
