@@ -342,7 +342,10 @@ class Scheduler:
             await asyncio.sleep(HEALTH_EVERY_S)
 
     async def look_at_engines(self) -> None:
-        """See which take work. Do it once before ``run``: an engine whose server has not come yet is given none."""
+        """See which take work. Do it once before ``run`` and the first request: an engine that is away is given none,
+
+        and ``/readyz`` has its name. One that is slow to say how it is keeps those after it waiting.
+        """
         for model, engine in self.engines.items():
             health = await engine.health()
             before = self._health.get(model)

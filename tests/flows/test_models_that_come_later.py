@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 from http import HTTPStatus
@@ -39,14 +40,20 @@ def reply(text):
 
 
 @contextlib.asynccontextmanager
-async def far_server(port):
-    """The least that speaks OpenAI's protocol: one model with a window of its own, one key, and one reply."""
+async def far_server(port, *, hangs_at=None):
+    """The least that speaks OpenAI's protocol: one model with a window of its own, one key, and one reply.
+
+    ``hangs_at``: the request, counted from 1, that gets no answer before the asker goes away.
+    """
+    requests = itertools.count(1)
 
     async def serve(reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         # Read whole: a connection that is closed with something unread in it is reset, and takes the answer with it.
         await reader.readexactly(int(found[1]) if (found := re.search(r"(?i)content-length: (\d+)", head)) else 0)
-        if f"authorization: Bearer {KEY}" not in head:
+        if next(requests) == hangs_at:
+            await reader.read()
+        elif f"authorization: Bearer {KEY}" not in head:
             writer.write(answered(401, {"error": {"message": "no"}}))
         elif head.startswith("GET /v1/models "):
             writer.write(answered(200, {"data": [{"id": "far", "max_model_len": 12_000}]}))
@@ -142,6 +149,29 @@ async def test_a_service_without_any_model_yet_waits_for_one_and_says_so(databas
                 assert await text_of(client, api, conversation_id=conversation) == "Words from afar."
         finally:
             await asyncio.to_thread(server.stop_if_running)
+
+
+async def test_from_its_first_answer_on_a_service_knows_which_models_are_away(
+    databases, redis_server, client, tmp_path
+):
+    port = free_port()
+    slow = f'[models.near]\nengine = "openai:http://127.0.0.1:{port}/v1#far"\n'
+    env = configured(tmp_path, slow + CONFIG.format(port=free_port())) | {"CHATSVC_AUTH": "proxy"}
+    with databases.one() as database:
+        server = beside(database, redis_server, tmp_path, env)
+        # Started, and then slow to say how it is: what comes after it must be known all the same.
+        async with far_server(port, hangs_at=2):
+            server.launch()
+            try:
+                await alive(server, client)
+                api = Api(client, server.base_url)
+                checks = (await api.call("GET", "/readyz")).json()["checks"]
+                assert "cannot be reached" in checks["engine there"]
+                assert checks["engine here"] == "ok"
+                refused = await api.send(await api.conversation(model="there"))
+                assert refused.json()["code"] == "engine_unavailable"
+            finally:
+                await asyncio.to_thread(server.stop_if_running)
 
 
 async def test_a_server_that_is_there_and_wants_another_key_ends_the_start_with_what_to_do(
