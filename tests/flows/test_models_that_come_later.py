@@ -40,7 +40,7 @@ def reply(text):
 
 
 @contextlib.asynccontextmanager
-async def far_server(port, *, hangs_at=None):
+async def far_server(port, *, key=KEY, hangs_at=None):
     """The least that speaks OpenAI's protocol: one model with a window of its own, one key, and one reply.
 
     ``hangs_at``: the request, counted from 1, that gets no answer before the asker goes away.
@@ -53,7 +53,7 @@ async def far_server(port, *, hangs_at=None):
         await reader.readexactly(int(found[1]) if (found := re.search(r"(?i)content-length: (\d+)", head)) else 0)
         if next(requests) == hangs_at:
             await reader.read()
-        elif f"authorization: Bearer {KEY}" not in head:
+        elif f"authorization: Bearer {key}" not in head:
             writer.write(answered(401, {"error": {"message": "no"}}))
         elif head.startswith("GET /v1/models "):
             writer.write(answered(200, {"data": [{"id": "far", "max_model_len": 12_000}]}))
@@ -119,6 +119,14 @@ def beside(database_url, redis_server, tmp_path, env, engine="", name="data"):
     return ServerProcess(tmp_path / name, env, engine=engine, database_url=database_url, redis_url=redis_server)
 
 
+async def told(api, part, words):
+    """What ``/readyz`` says of a part, once that has these words in it."""
+    async with asyncio.timeout(90):
+        while words not in (said := (await api.call("GET", "/readyz")).json()["checks"][part]):
+            await asyncio.sleep(0.1)
+    return said
+
+
 async def alive(server, client):
     """It answers, whether or not it is ready."""
     async with asyncio.timeout(60):
@@ -144,6 +152,8 @@ async def test_a_service_without_any_model_yet_waits_for_one_and_says_so(databas
             assert "No model can be used yet" in server.log()
             conversation = await api.conversation()
             assert (await api.send(conversation)).json()["code"] == "engine_unavailable"
+            async with far_server(port, key="another"):
+                assert "set CHATSVC_OPENAI_API_KEY" in await told(api, "engine far", "401")
             async with far_server(port):
                 await asyncio.to_thread(server.wait_ready, 90)
                 assert await text_of(client, api, conversation_id=conversation) == "Words from afar."
