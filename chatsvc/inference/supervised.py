@@ -132,8 +132,11 @@ class SupervisedEngine(Engine):
         return self._waits_s[min(failures, len(self._waits_s)) - 1]
 
     def _not_started(self, error: Exception, wait_s: float) -> None:
-        reason = error.detail.removesuffix(".") if isinstance(error, ChatError) else f"{type(error).__name__}: {error}"
-        self._why_away = f"it could not be started ({reason}); trying again"
+        if isinstance(error, ChatError):
+            told = reason = error.detail.removesuffix(".")
+        else:  # a library's own words are for the log only: everybody may read /readyz
+            told, reason = type(error).__name__, f"{type(error).__name__}: {error}"
+        self._why_away = f"it could not be started ({told}); trying again"
         _logger.warning("engine could not be started", model=self._model, reason=reason, wait_s=wait_s)
 
     def _here(self) -> Engine:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from structlog.testing import capture_logs
 
 from chatsvc.errors import EngineUnavailable
 from chatsvc.inference.base import EngineLimits, ServerAway
@@ -84,14 +85,32 @@ async def test_one_whose_server_is_away_is_not_ready_says_why_and_comes_by_itsel
 
 
 async def test_what_is_found_wrong_once_its_server_has_come_is_told_and_tried_again(tmp_path):
-    far = Far(tmp_path, ServerAway("nobody there"), EngineUnavailable("another key"), EngineUnavailable("another key"))
-    async with supervised(far, waits_s=(0.01, 0.05)) as (engine, watch):
+    far = Far(tmp_path, ServerAway("nobody there"), *(EngineUnavailable("another key") for _ in range(9000)))
+    async with supervised(far) as (engine, watch):
         assert not await engine.start_or_wait(print)
         watch()
         async with asyncio.timeout(60):
             while "another key" not in ((await engine.health()).reason or ""):
                 await asyncio.sleep(0.001)
+        far.faults.clear()
         await becomes_ready(engine)
+
+
+async def test_what_nobody_expected_is_told_by_its_kind_and_its_words_are_for_the_log(tmp_path):
+    far = Far(tmp_path, ServerAway("nobody there"), *(OSError("key sesame of /root/model") for _ in range(9000)))
+    with capture_logs() as logged:
+        async with supervised(far) as (engine, watch):
+            assert not await engine.start_or_wait(print)
+            watch()
+            async with asyncio.timeout(60):
+                while "OSError" not in (told := (await engine.health()).reason or ""):
+                    await asyncio.sleep(0.001)
+            with pytest.raises(EngineUnavailable) as refused:
+                await engine.encode("hi")
+            far.faults.clear()
+            await becomes_ready(engine)
+    assert not [text for text in (told, refused.value.detail) if "sesame" in text or "/root" in text]
+    assert [line for line in logged if "sesame" in line.get("reason", "")]
 
 
 async def test_what_must_be_set_right_ends_the_first_start(tmp_path):
