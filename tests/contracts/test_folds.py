@@ -187,9 +187,10 @@ async def test_after_a_second_refusal_fewer_turns_are_folded_at_once(talking, st
         whole, _, half = engine.fold_prompts
         assert 0 < said(half) <= said(whole) // 2
         # What is said from there on is shown word by word: nothing is lost between them.
-        context = await store.runs.context("alice", (await talk.turn()).id)
+        context = await store.runs.context("alice", (await talk.turn("And now?")).id)
         assert (context.summary.id, context.left_out) == (summary.id, 0)
-        shown = engine.prompts[-1].messages
+        # Before it and after it prefixes are warmed.
+        [shown] = [prompt.messages for prompt in engine.prompts if prompt.messages[-1].content == "And now?"]
         assert sum(message.role is Role.USER for message in shown) + said(half) == talk.said + 1  # the summary's
 
 
