@@ -1,7 +1,5 @@
 """The chaos suite's checker: it accepts a history without fault and complains of each doctored one."""
 
-from dataclasses import replace
-
 from chaos.checker import check
 from chaos.faults import TRACKS, plan
 from chaos.figures import crash_times, figures, late_news, longest_silence
@@ -247,13 +245,7 @@ def test_a_crash_that_is_told_late_is_found_unless_everything_was_down():
     assert crash_times(made, healthy=True) == [7.0]
     assert late_news(made) == []
     laptop(made).events[-1].at = 12.0
-    assert late_news(made) == []  # one in a hundred may be, and of fewer one
-    laptop(made).events[-1].at = 22.0
     assert [violation.kind for violation in late_news(made)] == ["late"]
-    laptop(made).events[-1].at = 12.0
-    made.replies["another"] = replace(made.replies[ID])
-    assert [violation.kind for violation in late_news(made)] == ["late"]
-    del made.replies["another"]
     made.troubles.append(Trouble("postgres away", 2.0, 9.0))
     assert late_news(made) == []
     assert crash_times(made, healthy=False) == [11.0]
