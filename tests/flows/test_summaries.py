@@ -11,11 +11,14 @@ from chatsvc.api.openapi_examples import ANSWERS
 
 WORDS = "the cat sat on the mat and saw a long grey rat "
 PATIENCE_S = 60
+WINDOW = 2048
+FOLDED_AT = 0.6 * WINDOW
+UNFOLDED = "verbatim", "question"
 
 
 @pytest.fixture(scope="module")
 def server(start_server):
-    return start_server("scripted:?tokens=24&window=2048")
+    return start_server(f"scripted:?tokens=24&window={WINDOW}")
 
 
 async def turn(api, conversation_id, content, **body):
@@ -45,13 +48,22 @@ async def edit(api, conversation_id, summary, text, version=None):
 
 
 async def folded(api, folds=1):
-    """A conversation that was folded, and its summaries."""
+    """A conversation that was folded, and its summaries, newest first.
+
+    Nothing is said while a fold is due: too much would have been said by its end, and another one be due at once.
+    """
     conversation_id = await api.conversation()
     found = []
     async with asyncio.timeout(PATIENCE_S):
         while len(found) < folds:
-            await turn(api, conversation_id, WORDS * 12)
-            found = await summaries(api, conversation_id)
+            context = await context_of(api, await turn(api, conversation_id, WORDS * 12))
+            behind = (context["summary"] or {}).get("id")
+            while True:
+                found = await summaries(api, conversation_id)
+                done = next(iter(found), {"id": None})["id"] != behind
+                if done or sum(context["parts"][part] for part in UNFOLDED) <= FOLDED_AT:
+                    break
+                await asyncio.sleep(0.05)
     return conversation_id, found
 
 
