@@ -259,7 +259,7 @@ class Asked:
         """R@5 and R@10 of every question, one choice after the other added."""
         chunks = await self._store.recall.chunks(self.branch, version=VERSION, embedder=self._embedder.name)
         undated = []
-        with changed(passages, _date=lambda _: []):
+        with changed(passages, terms_of_day=lambda _: []):
             first = 0
             for chunk in chunks:
                 part = self._passages[first : first + chunk.passages]

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chatsvc.context.retrieve import Floats, Postings
-from chatsvc.context.words import key, terms
+from chatsvc.context.words import key, terms, terms_of_day
 
 LONGEST: Final = 800
 """Characters of a passage: some 200 tokens of English, what embedding models read well and a prompt can quote."""
@@ -40,10 +40,6 @@ DAY_TERMS: Final = 3
 """Of each passage's terms: the day on which it was said."""
 _MOST: Final = 60_000
 """Passages of one message: positions in a chunk have 16 bits. A longer message gets longer passages."""
-_MONTHS: Final = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 _CUTS: Final = (re.compile(r"\n\s*\n"), re.compile(r"\n"), re.compile(r"[.!?…]\s|[。！？]"), re.compile(r"\s"))
 """Where to cut, best first: after a paragraph, a line, a sentence, a word."""
 
@@ -90,7 +86,7 @@ def passages_of(message: Spoken) -> Iterator[Passage]:
 
 def pack(passages: Sequence[Passage]) -> Packed:
     """The passages of one chunk, in their order."""
-    counts = [Counter(map(key, [*terms(passage.text), *_date(passage.said_at)])) for passage in passages]
+    counts = [Counter(map(key, [*terms(passage.text), *terms_of_day(passage.said_at)])) for passage in passages]
     return Packed(
         [passage.message_id for passage in passages],
         [passage.start for passage in passages],
@@ -183,8 +179,3 @@ def chunked(messages: Iterable[Spoken]) -> Iterator[tuple[str, list[Passage]]]:
             gathered, last = [], None
     if last is not None:
         yield last, gathered
-
-
-def _date(said_at: datetime) -> list[str]:
-    """The terms of a day, so that "what did I say in May" finds it."""
-    return terms(f"{said_at.day} {_MONTHS[said_at.month - 1]} {said_at.year}")

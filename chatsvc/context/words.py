@@ -4,6 +4,7 @@
     split          words of letters, digits and marks; scripts without spaces give pairs of neighbours
     leave out      the English words that say nothing by themselves; other languages' are found by how often they come
     fold endings   English plurals, -ing, -ed, -ly, -e and -y, so that ``painted`` meets ``painting``
+    find days      ``May 7``, ``7th of May`` are a day and its month, and no number
 
 Pure, and without knowledge of who asks. A change here makes what is indexed and what is asked differ: raise
 ``VERSION`` with it.
@@ -15,10 +16,11 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator
+from datetime import date
 from itertools import pairwise
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the terms; an index that was made by another version is not compared with, and is made again."""
 _ASCII_WORD: Final = re.compile(r"[a-z0-9]+")
 _NO_SPACES: Final = (
@@ -43,13 +45,29 @@ _STOP: Final = frozenset(
     were what when where which while who whom why will with would you your yours yourself yourselves
     """.split()  # noqa: SIM905 - a list of words is read more easily
 )
+_NAMES: Final = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
+_DAY: Final = re.compile("0?([1-9]|[12][0-9]|3[01])(?:st|nd|rd|th)?")
+"""Of a month, where one is named beside it."""
 _SHORTEST_STEM: Final = 3
 _VOWELS: Final = frozenset("aeiouy")
 
 
 def terms(text: str) -> list[str]:
     """The terms of a text in their order, with repeats."""
-    return list(_terms(text))
+    found = list(_terms(text))
+    return found if _MONTHS.isdisjoint(found) else list(_with_days(found))
+
+
+def terms_of_day(day: date) -> tuple[str, str, str]:
+    """The terms by which a day is found: itself, its month, its year.
+
+    Not its number alone: "question 1" is no question for what was said on the first of a month.
+    """
+    month = _STEMS[day.month - 1]
+    return _day_term(month, str(day.day)), month, str(day.year)
 
 
 def key(term: str) -> int:
@@ -75,6 +93,19 @@ def _terms(text: str) -> Iterator[str]:
             yield from _pairs(word)
         else:
             yield word[:_LONGEST]
+
+
+def _with_days(found: list[str]) -> Iterator[str]:
+    """A number beside a month is a day of it, and not a number; between two months it may be either's."""
+    for place, word in enumerate(found):
+        day = _DAY.fullmatch(word)
+        months = _MONTHS.intersection(found[max(0, place - 1) : place + 2]) if day else frozenset()
+        yield from (_day_term(month, day[1]) for month in sorted(months)) if day and months else (word,)
+
+
+def _day_term(month: str, number: str) -> str:
+    """With a mark that no word has."""
+    return f"{month}/{number}"
 
 
 def _pairs(run: str) -> Iterator[str]:
@@ -121,3 +152,8 @@ def _without_participle(word: str) -> str:
             doubled = len(stem) > _SHORTEST_STEM and stem[-1] == stem[-2] and stem[-1] not in "lsz"
             return stem[:-1] if doubled else stem
     return word
+
+
+# Down here, where endings can be folded.
+_STEMS: Final = tuple(_stem(month) for month in _NAMES)
+_MONTHS: Final = frozenset(_STEMS)

@@ -3,7 +3,6 @@
 import pytest
 from running_scheduler import FickleLog
 
-from chatsvc.context import passages
 from chatsvc.scheduler import recall
 from chatsvc.streamlog.factory import create_log
 
@@ -13,12 +12,6 @@ def recall_has_time(monkeypatch):
     """What was said long ago is looked for until it is found, however busy the machine is."""
     monkeypatch.setattr(recall, "DEADLINE_S", 60.0)
     monkeypatch.setattr(recall, "VECTOR_S", 60.0)
-
-
-@pytest.fixture(autouse=True)
-def every_day_is_the_same(monkeypatch):
-    """The day is among the words that are compared: "question 1" would be found otherwise on the first of a month."""
-    monkeypatch.setattr(passages, "_date", lambda _: ["31st", "may", "1977"])
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import string
 import unicodedata
+from collections import Counter
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ from chatsvc.context.retrieve import (
     stretched,
     words_scores,
 )
-from chatsvc.context.words import key, terms
+from chatsvc.context.words import key, terms, terms_of_day
 
 LONG_AGO = datetime(2023, 5, 8, tzinfo=UTC)
 VOCABULARY = ["heron", "dentist", "lisbon", "train", "paint", "quarrel", "seven", "garden"]
@@ -64,7 +65,6 @@ def scores(talk, question, sizes=(1000,)):
 
 def bm25_by_the_book(documents, question):
     """The formula, word by word."""
-    documents = [terms(document) for document in documents]
     mean = sum(map(len, documents)) / len(documents)
     result = []
     for document in documents:
@@ -81,8 +81,8 @@ def bm25_by_the_book(documents, question):
 
 @given(talks, sentences)
 def test_passages_and_windows_are_scored_as_the_formula_says(talk, question):
-    dated = [f"{text} 8 May 2023" for text in talk]
-    windows = [" ".join(dated[max(0, n - AROUND) : n + AROUND + 1]) for n in range(len(talk))]
+    dated = [[*terms(text), *terms_of_day(LONG_AGO)] for text in talk]
+    windows = [list(chain(*dated[max(0, n - AROUND) : n + AROUND + 1])) for n in range(len(talk))]
     found = scores(talk, question)
     assert found.alone == pytest.approx(bm25_by_the_book(dated, question), abs=1e-4)
     assert found.window == pytest.approx(bm25_by_the_book(windows, question), abs=1e-4)
@@ -222,11 +222,28 @@ def test_a_chunk_without_words_can_be_asked(talk):
     assert len(Words(packed.words).lengths) == len(talk)
 
 
-def test_the_day_on_which_something_was_said_is_a_key():
-    talk = [passage(0, "I bought a boat", datetime(2023, 3, 4, tzinfo=UTC)), passage(1, "I sold a boat", LONG_AGO)]
-    words = Words(pack(talk).words)
-    [(_, postings)] = words.find(question_keys("May"))
-    assert postings.positions.tolist() == [1]
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("May", [1, 2]),
+        ("On May 8, what did I say?", [1]),
+        ("on the 8th of may", [1]),
+        ("08 May 2022", [1, 2]),
+        ("May 1", [2]),
+        ("March 4th", [0]),
+    ],
+)
+def test_the_day_on_which_something_was_said_is_a_key(asked, found):
+    days = datetime(2023, 3, 4, tzinfo=UTC), LONG_AGO, datetime(2022, 5, 1, tzinfo=UTC)
+    words = Words(pack([passage(n, "I bought a boat", day) for n, day in enumerate(days)]).words)
+    hits = Counter(int(place) for _, postings in words.find(question_keys(asked)) for place in postings.positions)
+    assert [place for place, count in sorted(hits.items()) if count == max(hits.values())] == found
+
+
+@pytest.mark.parametrize("asked", ["Question 8", "8", "the 8th one", "what were the 8 of them"])
+def test_a_number_alone_is_not_the_day_on_which_something_was_said(asked):
+    words = Words(pack([passage(0, "I bought a boat", LONG_AGO)]).words)
+    assert list(words.find(question_keys(asked))) == []
 
 
 # Words ------------------------------------------------------------------------------------------------------------
