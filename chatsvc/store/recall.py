@@ -89,6 +89,14 @@ _CHUNK_AT: Final = """
     SELECT id FROM recall_chunks
     WHERE conversation_id = %(conversation_id)s AND through_message_id = %(through)s AND version = %(version)s
 """
+# What an older version of the terms made: the replicas that compare with it are on their way out.
+_DROP_OLDER: Final = """
+    DELETE FROM recall_chunks WHERE id IN (
+        SELECT id FROM recall_chunks
+        WHERE conversation_id = %(conversation_id)s AND user_id = %(user_id)s AND version < %(version)s
+        FOR UPDATE SKIP LOCKED
+    )
+"""
 _WITHOUT_VECTORS: Final = f"""
     WITH RECURSIVE {_UP}, {_CHAIN}
     SELECT c.id FROM chain JOIN recall_chunks c USING (id)
@@ -223,9 +231,12 @@ class RecallIndex:
         return {row["id"]: row for row in await self._db.query(_CONTENTS, {"ids": list(message_ids)})}
 
     async def add(self, branch: RecallBranch, chunk: NewChunk, *, version: int) -> int | None:
-        """Add a chunk, unless there is one with the same end: that is then as good. Its id; None: it was deleted."""
+        """Add a chunk, unless there is one with the same end: that is then as good. Its id; None: it was deleted.
+
+        The conversation's chunks of older versions go.
+        """
         params = _params(branch, version) | msgspec.structs.asdict(chunk)
-        added, found = await self._db.batch((_INSERT, params), (_CHUNK_AT, params))
+        added, found, _ = await self._db.batch((_INSERT, params), (_CHUNK_AT, params), (_DROP_OLDER, params))
         return next((int(row["id"]) for row in [*added, *found]), None)
 
     async def without_vectors(self, branch: RecallBranch, *, version: int, embedder: str) -> tuple[int, ...]:

@@ -106,6 +106,24 @@ async def test_indexing_again_changes_nothing(store, world, postgres_url, embedd
     assert len(embedder.texts) == made == 8
 
 
+async def test_what_an_older_version_indexed_goes_when_the_new_one_has_come_to_its_conversation(
+    store, world, postgres_url
+):
+    branches = []
+    for _ in range(2):
+        conversation = await world.conversation()
+        branches.append(branch_of(conversation, (await world.turns(conversation, 2))[-1]))
+    await index(store, *branches)
+    await rows_committed(postgres_url, f"UPDATE recall_chunks SET version = {VERSION - 1}")
+    assert await store.recall.chunks(branches[0], version=VERSION, embedder=None) == ()
+    await index(store, branches[0])
+    assert await ask(recall_of(store), branches[0], "question 1")
+    assert await rows(postgres_url, "SELECT version, through_message_id FROM recall_chunks ORDER BY version") == [
+        (VERSION - 1, branches[1].through),
+        (VERSION, branches[0].through),
+    ]
+
+
 async def test_two_workers_share_the_work_and_do_none_twice(store, world, postgres_url):
     conversations = [await world.conversation() for _ in range(4)]
     embedders = [Letters(), Letters()]
