@@ -17,6 +17,7 @@ from chatsvc.scheduler import NewMessage
 
 WINDOW = 2048
 WORDS = "the cat sat on the mat and saw a long grey rat "
+RUNS = "SELECT count(*), count(*) FILTER (WHERE status IN ('queued', 'streaming')) FROM runs"
 TASK = request(None, [Said(Role.USER, "x")], cap_tokens=100)[0].content.partition("\n")[0]
 
 
@@ -110,14 +111,20 @@ class Talk:
         await soon(self._quiet(folding))
 
     async def _quiet(self, folding):
-        made = self.made
-        while made.dispatcher.active_count or made.folds.looking or made.warming.busy or await self._open_runs():
-            if folding is not None and folding.summarising.is_set():
-                return
-            await asyncio.sleep(0.01)
-
-    async def _open_runs(self):
-        return await rows(self.url, "SELECT id FROM runs WHERE status IN ('queued', 'streaming')")
+        """One thing begets another while it is under way, and between queue and worker a run is in the store only. So
+        nothing is under way when nothing was seen twice, and no run has come in between.
+        """
+        made, before = self.made, None
+        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+            while True:
+                runs, still_open = await (await connection.execute(RUNS)).fetchone()
+                if folding is not None and folding.summarising.is_set():
+                    return
+                busy = still_open or made.dispatcher.active_count or made.folds.looking or made.warming.busy
+                if not busy and runs == before:
+                    return
+                before = None if busy else runs
+                await asyncio.sleep(0.01)
 
     async def fold_runs(self):
         return await rows(
