@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Final
 
 import msgspec
+from psycopg.errors import ForeignKeyViolation
 
 from chatsvc.conversation import Summary
 from chatsvc.errors import NotFound, SummaryChanged
@@ -39,38 +40,6 @@ _RESTING: Final = """
         WHEN (array_agg(f.error_code ORDER BY f.ended_at DESC))[1] = 'summary_refused'
         THEN least(1, 4.0 ^ (count(*) - 3)) ELSE 1 END)
 """
-_QUEUE: Final = statement(
-    """
-    WITH run AS (
-        INSERT INTO runs AS r (id, user_id, conversation_id, kind, fold_through_id, fold_base_id, model, tier, status,
-            expected_prompt_tokens, max_tokens, background, created_at)
-        SELECT %(id)s, c.user_id, c.id, %(kind)s, %(through_message_id)s, %(base_id)s, %(model)s, %(tier)s, 'queued',
-            %(prompt_tokens)s, %(max_tokens)s, true, clock_timestamp()
-        FROM conversations c
-        WHERE c.id = %(conversation_id)s AND c.user_id = %(user_id)s AND NOT EXISTS (
-            SELECT 1 FROM (
-    """,
-    _RESTING,
-    """
-            ) resting WHERE resting.fold_through_id = %(through_message_id)s
-        ) AND NOT EXISTS (
-            -- What was planned from has passed: a fold has been there since, or its base was edited.
-            SELECT 1 FROM summaries s LEFT JOIN summaries base ON base.id = %(base_id)s
-            WHERE s.conversation_id = c.id AND (s.through_message_id = %(through_message_id)s
-                OR (s.through_message_id = base.through_message_id AND s.version > base.version))
-        )
-        ON CONFLICT DO NOTHING
-        RETURNING {run:r}
-    )
-    SELECT run.*,
-    """,
-    NOTIFY_QUEUED,
-    "FROM run",
-)
-_HOLD: Final = "SELECT status, attempt FROM runs WHERE id = %(id)s FOR UPDATE"
-_LOCK: Final = """
-    SELECT 1 FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
-"""
 # Up from the last message to be covered, to the first that a summary covers.
 _BASE: Final = """
     WITH RECURSIVE up (id, parent_id, depth, folded) AS (
@@ -84,6 +53,43 @@ _BASE: Final = """
     )
     SELECT s.id FROM up JOIN summaries s ON s.conversation_id = %(conversation_id)s AND s.through_message_id = up.id
     WHERE up.folded ORDER BY s.version DESC LIMIT 1
+"""
+# All that is asked is answered as of one moment, at which a fold is open or has left its summary or failure. Were one
+# that is open found by the index alone, this would wait for its end, and insert without having seen what it left.
+_QUEUE: Final = statement(
+    """
+    WITH run AS (
+        INSERT INTO runs AS r (id, user_id, conversation_id, kind, fold_through_id, fold_base_id, model, tier, status,
+            expected_prompt_tokens, max_tokens, background, created_at)
+        SELECT %(id)s, c.user_id, c.id, %(kind)s, %(through_message_id)s, %(base_id)s, %(model)s, %(tier)s, 'queued',
+            %(prompt_tokens)s, %(max_tokens)s, true, clock_timestamp()
+        FROM conversations c
+        WHERE c.id = %(conversation_id)s AND c.user_id = %(user_id)s AND NOT EXISTS (
+            SELECT 1 FROM runs o
+            WHERE o.conversation_id = c.id AND o.kind = 'fold' AND o.status IN ('queued', 'streaming')
+        ) AND NOT EXISTS (
+            SELECT 1 FROM (
+    """,
+    _RESTING,
+    """
+            ) resting WHERE resting.fold_through_id = %(through_message_id)s
+        ) AND %(base_id)s IS NOT DISTINCT FROM (
+    """,
+    _BASE,
+    """
+        )
+        -- Of those that are queued at once the index takes one.
+        ON CONFLICT DO NOTHING
+        RETURNING {run:r}
+    )
+    SELECT run.*,
+    """,
+    NOTIFY_QUEUED,
+    "FROM run",
+)
+_HOLD: Final = "SELECT status, attempt FROM runs WHERE id = %(id)s FOR UPDATE"
+_LOCK: Final = """
+    SELECT 1 FROM conversations WHERE id = %(conversation_id)s AND user_id = %(user_id)s FOR NO KEY UPDATE
 """
 _NEWEST: Final = statement("""
     SELECT {summary:s} FROM summaries s
@@ -144,9 +150,12 @@ class Summaries:
         None: another one of this conversation is open, the same one rests after it failed, or what it was planned
         from is not so any more.
         """
-        rows = await self._db.query(
-            _QUEUE, msgspec.structs.asdict(fold) | {"kind": RunKind.FOLD, "rest_s": float(rest_s)}
-        )
+        try:
+            rows = await self._db.query(
+                _QUEUE, msgspec.structs.asdict(fold) | {"kind": RunKind.FOLD, "rest_s": float(rest_s)}
+            )
+        except ForeignKeyViolation:
+            return None  # the conversation was deleted meanwhile
         return run_of(rows[0]) if rows else None
 
     async def resting(self, conversation_id: str, base_id: str | None, *, rest_s: float) -> Mapping[str, bool]:

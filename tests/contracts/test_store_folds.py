@@ -1,6 +1,7 @@
 """Summaries and the runs that write them: bound to a branch, committed by compare-and-set, never in the user's way."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import msgspec
 import psycopg
@@ -9,9 +10,11 @@ from store_world import ALICE, BOB, MANY, World, complete, failed, new_fold, sub
 
 from chatsvc import ids
 from chatsvc.errors import NotFound, SummaryChanged
-from chatsvc.limits import Usage
+from chatsvc.limits import ServiceCost, Usage
 from chatsvc.run import RunKind, RunStatus
 from chatsvc.store import Committed
+from chatsvc.store.pool import Database
+from chatsvc.store.summaries import Summaries
 
 
 @pytest.fixture
@@ -285,8 +288,74 @@ async def test_a_fold_that_was_planned_before_another_one_ended_is_not_queued(wo
     path = await world.turns(conversation, 3)
     first = await folded(store, conversation, path[1])
     assert await queued(store, conversation, path[1]) is None
+    assert await queued(store, conversation, path[3]) is None, "this one would not go on from the summary there is"
     await edit(store, conversation, first)
     assert await queued(store, conversation, path[3], first.id) is None
+
+
+class HeldBack(Database):
+    """Its transactions have done all that they do, and are not over before they may."""
+
+    def __init__(self, url):
+        super().__init__(url, size=1, timeout_s=60)
+        self.done, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def transaction(self, work, *, snapshot=False):
+        async def held_back(connection):
+            result = await work(connection)
+            self.done.set()
+            await self.go_on.wait()
+            return result
+
+        return await super().transaction(held_back, snapshot=snapshot)
+
+
+@asynccontextmanager
+async def being_committed(url, fold):
+    """While the transaction that ends a fold and writes its summary has only its commit before it."""
+    database = HeldBack(url)
+    call = Summaries(database, ServiceCost()).commit(fold, ids.new_summary_id(), "Facts.", 2, complete(text=""))
+    committing = asyncio.create_task(call)
+    try:
+        async with asyncio.timeout(60):
+            await database.done.wait()
+        yield
+    finally:
+        database.go_on.set()
+        committed = await committing
+        await database.close()
+    assert committed is Committed.YES
+
+
+@asynccontextmanager
+async def being_ended(url, fold, status):
+    async with await psycopg.AsyncConnection.connect(url) as ending:
+        sql = "UPDATE runs SET status = %s, ended_at = clock_timestamp(), error_code = 'engine_failed' WHERE id = %s"
+        await ending.execute(sql, [status, fold.id])
+        yield
+
+
+@pytest.mark.parametrize(("end", "last"), [("committed", 1), ("committed", 3), ("failed", 1), ("stopped", 1)])
+async def test_no_fold_is_queued_while_another_one_ends_and_none_waits_for_that(world, store, postgres_url, end, last):
+    """It would be queued by what it saw before: though it has no summary to go on from, or its turns rest by then."""
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 3)
+    fold = await claimed(store, conversation, path[1])
+    being = being_committed(postgres_url, fold) if end == "committed" else being_ended(postgres_url, fold, end)
+    async with being:
+        assert await queued(store, conversation, path[last]) is None
+    again = await queued(store, conversation, path[last])
+    assert (again is not None) == (end == "stopped")
+
+
+async def test_no_fold_is_queued_in_a_conversation_that_is_just_being_deleted(world, store, postgres_url):
+    conversation = await world.conversation()
+    path = await world.turns(conversation, 1)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as deleting:
+        await deleting.execute("DELETE FROM conversations WHERE id = %s", [conversation.id])
+        queueing = asyncio.create_task(queued(store, conversation, path[1]))
+        await waiting_for_locks(postgres_url, 1)
+    assert await queueing is None
 
 
 async def test_the_fold_of_a_lost_worker_is_taken_over_like_any_run(world, store):

@@ -5,11 +5,12 @@ import random
 
 import psycopg
 import pytest
-from store_world import WORKER, World, checkpoint, complete, failed, stopped, submission
+from store_world import WORKER, World, checkpoint, complete, failed, new_fold, stopped, submission
 
+from chatsvc import ids
 from chatsvc.errors import NotFound
 from chatsvc.run import RunStatus
-from chatsvc.store import Submitted, open_store
+from chatsvc.store import Committed, Submitted, open_store
 
 ROUNDS = 150
 
@@ -186,6 +187,46 @@ async def test_a_reply_that_ends_waits_for_its_conversation_before_it_holds_its_
             await asyncio.sleep(0.005)
         await fold.execute("SELECT 1 FROM usage FOR UPDATE NOWAIT")
     assert await ending
+
+
+async def test_a_fold_that_is_queued_while_another_one_ends_goes_on_from_what_that_left(stores):
+    chance = random.Random(6)
+    world = World(stores[0])
+    for _ in range(ROUNDS // 3):
+        conversation = await world.conversation()
+        path = await world.turns(conversation, 3)
+        _, base = await _folded(stores[0], await _fold(stores[0], new_fold(conversation, path[1])))
+        fold = await _fold(stores[0], new_fold(conversation, path[3], base))
+        summary = ids.new_summary_id()
+        follows = new_fold(conversation, path[5], summary)
+
+        async def commit_and_look_on(fold=fold, summary=summary, follows=follows):
+            committed = await stores[0].summaries.commit(fold, summary, "Facts.", 2, complete(text=""))
+            assert committed is Committed.YES
+            return await stores[0].summaries.queue(follows, rest_s=600)
+
+        looks = [
+            new_fold(conversation, path[3], base),
+            new_fold(conversation, path[5], base),
+            new_fold(conversation, path[5], summary),
+        ]
+        calls = [stores[n % 2].summaries.queue(look, rest_s=600) for n, look in enumerate(looks)]
+        calls.append(commit_and_look_on())
+        answers = await asyncio.gather(*(at_some_moment(chance, call) for call in calls))
+        [queued] = [run for run in answers if run is not None]
+        assert queued.fold_base_id == summary
+        [claimed] = await stores[0].runs.claim([queued.id], WORKER)
+        assert (await _folded(stores[0], claimed))[0] is Committed.YES
+
+
+async def _fold(store, fold):
+    run = await store.summaries.queue(fold, rest_s=600)
+    return (await store.runs.claim([run.id], WORKER))[0]
+
+
+async def _folded(store, fold):
+    summary = ids.new_summary_id()
+    return await store.summaries.commit(fold, summary, "Facts.", 2, complete(text="")), summary
 
 
 async def test_batches_that_overlap_in_any_order_never_deadlock(stores, watcher):
