@@ -84,7 +84,8 @@ class ResponseStream:
             _log.warning("stream put off", run_id=response_id, reason=error.detail)
             await _put_off(send)
             return
-        if run.status.ended and cursor >= run.last_seq:
+        last_seq = run.last_seq if run.status.ended else self._seen_last(response_id)
+        if last_seq is not None and cursor >= last_seq:
             await send({"type": "http.response.start", "status": HTTPStatus.NO_CONTENT, "headers": _NO_STORE})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
@@ -105,9 +106,15 @@ class ResponseStream:
         finally:
             watch.close()
 
+    def _seen_last(self, response_id: str) -> int | None:
+        """The number of the terminal event of a reply that is about to end here: who has seen it may be back first."""
+        active = self._scheduler.active(response_id)
+        return active.last_seq if active is not None else None
+
     async def _run_for_caller(self, response_id: str, scope: Scope, query: dict[str, list[str]]) -> Run:
         """The run, if the caller's token or identity opens it. Raises ``NotAuthenticated`` and ``NotFound``."""
-        running = self._scheduler.running(response_id)
+        active = self._scheduler.active(response_id)
+        running = active.run if active is not None else None
         token = query.get("token", [""])[-1]
         if token and self._tokens.is_good(response_id, token):
             return running or await self._store.runs.find(response_id)

@@ -48,6 +48,8 @@ class ActiveRun:
         self.ended = asyncio.Event()
         self.settling = False
         """True once its end is being written to the store: the lease may then be gone rightly."""
+        self.last_seq: int | None = None
+        """Of its terminal event, once the store has it: from then on readers may have seen all there is."""
         self._generation: asyncio.Task[None] | None = None
 
     def guard(self, generation: asyncio.Task[None]) -> None:

@@ -242,6 +242,7 @@ class Runner:
             reply.discard()
             return
         active.complete = outcome.status is RunStatus.COMPLETE
+        active.last_seq = outcome.last_seq
         reply.event(terminal_event_for(run.message_id, outcome))
         await reply.close(self._log_ttl_s)
         self.ended[run.model, outcome.status.value] += 1

@@ -20,7 +20,7 @@ from chatsvc.inference.embedder import Embedder
 from chatsvc.limits import Principal
 from chatsvc.run import Run, RunStatus
 from chatsvc.scheduler.abandon import Abandonment
-from chatsvc.scheduler.active import Interrupt
+from chatsvc.scheduler.active import ActiveRun, Interrupt
 from chatsvc.scheduler.checkpoint import Checkpointer
 from chatsvc.scheduler.clearing import clear_now_and_then
 from chatsvc.scheduler.dispatch import Dispatcher
@@ -246,10 +246,9 @@ class Scheduler:
         queued = [run for run in runs if run.status is RunStatus.QUEUED]
         return await self.positions.of(queued) if queued else {}
 
-    def running(self, response_id: str) -> Run | None:
-        """The run, as it was claimed, if this process works on it."""
-        active = self.dispatcher.active(response_id)
-        return None if active is None else active.run
+    def active(self, response_id: str) -> ActiveRun | None:
+        """The reply, if this process works on it."""
+        return self.dispatcher.active(response_id)
 
     def watch_position(self, run: Run, teller: Teller) -> Watch:
         """Be told where a queued run stands, now and when it changes."""
@@ -295,7 +294,7 @@ class Scheduler:
 
     def runs_here(self, response_id: str) -> bool:
         """Whether this process works on a reply."""
-        return self.running(response_id) is not None
+        return self.active(response_id) is not None
 
     async def others_serve(self) -> bool:
         """Whether another process serves the API; False too when the store cannot be asked."""

@@ -66,6 +66,30 @@ async def ended_text(log, run):
     return await logged_text(log, run)
 
 
+async def test_the_worker_that_ends_a_reply_knows_its_last_event_before_anybody_can_see_it(
+    store, world, tmp_path, monkeypatch
+):
+    """Who has seen that event and comes back is told that there is nothing more, though the worker is not done yet."""
+    closing, go_on = asyncio.Event(), asyncio.Event()
+    close = reply_module.ReplyWriter.close
+
+    async def held(reply, ttl_s):
+        closing.set()
+        await go_on.wait()
+        await close(reply, ttl_s)
+
+    monkeypatch.setattr(reply_module.ReplyWriter, "close", held)
+    async with scheduler(store, tmp_path, script="tokens=3") as made:
+        run = await world.queued()
+        await soon(closing.wait())
+        active = made.active(run.id)
+        stored = await store.runs.get(run.user_id, run.id)
+        assert active.last_seq == stored.last_seq > 0
+        go_on.set()
+        await soon(active.ended.wait())
+        assert made.active(run.id) is None
+
+
 async def orphan(world, log, text=""):
     """A run whose worker wrote some text into the log and died before its first checkpoint."""
     run = await world.streaming(owner=DEAD)
