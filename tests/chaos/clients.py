@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 
 from chaos.device import Device, follow
-from chaos.faults import now
-from chaos.history import TERMINAL, History, Reading, Reply, Stop
+from chaos.history import TERMINAL, History, Reading, Reply, Stop, now
 from chaos.servers import MODELS, Servers
 
 TURNS = 6

@@ -9,8 +9,7 @@ from typing import Protocol
 import httpx
 from reader import Event, events_of
 
-from chaos.faults import now
-from chaos.history import TERMINAL, Connection, History, Reading, Reply, Seen
+from chaos.history import TERMINAL, Connection, History, Reading, Reply, Seen, now
 from chaos.servers import HEARTBEAT_S, Servers
 
 SILENT_S = 3 * HEARTBEAT_S

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from server import ServerFailed
 
-from chaos.history import History, Trouble
+from chaos.history import History, Trouble, now
 from chaos.servers import Replica, Servers
 
 LEASE_S = 6.0
@@ -31,11 +30,6 @@ class Strike:
 
 Act = Callable[[Servers, History, random.Random], Awaitable[None]]
 """A fault: does it, and undoes it."""
-
-
-def now() -> float:
-    """The suite's clock."""
-    return time.monotonic()
 
 
 async def _kill(servers: Servers, history: History, draw: random.Random) -> None:

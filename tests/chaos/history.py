@@ -1,10 +1,12 @@
 """What happened, as the clients, the faults, the store and the log tell it. Records only; ``checker`` judges them.
 
-Times are seconds of one monotonic clock, that of the suite.
+Times are seconds of one monotonic clock, that of the suite; what the database dates is told by the wall clock of the
+same machine.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +99,20 @@ class Reply:
         return max((reading.end.at for reading in self.readings if reading.end), default=self.posted)
 
 
+def now() -> float:
+    """The suite's clock."""
+    return time.monotonic()
+
+
+def wall_ahead() -> float:
+    """Seconds that the wall clock is ahead of ``now``: the closest of a few looks, since one may be paused within."""
+    looks = []
+    for _ in range(5):
+        before, wall, after = now(), time.time(), now()
+        looks.append((after - before, wall - (before + after) / 2))
+    return min(looks)[1]
+
+
 @dataclass
 class Trouble:
     """A fault that happened, until all was well again. ``victims`` are the runs its process held; None: not known."""
@@ -106,6 +122,8 @@ class Trouble:
     until: float
     target: str = ""
     victims: list[str] | None = None
+    wall_ahead_s: float = field(default_factory=wall_ahead)
+    """As it was then: the wall clock may be set during a run."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def dossier(history: History, reply: Reply) -> Iterator[str]:
         if trouble.at <= reply.over and trouble.until >= reply.posted - 10:
             struck = trouble.victims is not None and reply.response_id in trouble.victims
             held = " (held it)" if struck else ""
-            yield f"    {trouble.at:.2f}–{trouble.until:.2f} {trouble.name} {trouble.target}{held}"
+            clock = datetime.fromtimestamp(trouble.at + trouble.wall_ahead_s, UTC)
+            yield f"    {trouble.at:.2f}–{trouble.until:.2f} ({clock:%X}) {trouble.name} {trouble.target}{held}"
     run = evidence.runs.get(reply.response_id, {})
     yield f"    store: {', '.join(f'{name} {run[name]}' for name in SHOWN_COLUMNS if name in run)}"
     entries = evidence.logs.get(reply.response_id)

@@ -13,12 +13,12 @@ from psycopg.rows import dict_row
 from reader import events_of
 
 from chaos.device import Screen
-from chaos.faults import now
-from chaos.history import Connection, Evidence, History, LogEntry, Reading, Reply
+from chaos.history import Connection, Evidence, History, LogEntry, Reading, Reply, now, wall_ahead
 from chaos.sayings import say_all
 from chaos.servers import Servers
 
 SETTLE_S = 60.0
+CLOCKS_AGREE_S = 0.01
 AT_ONCE = 24
 
 # What no row may be like, whatever happened to it.
@@ -44,7 +44,8 @@ INVARIANTS = {
            OR (error_code = 'abandoned' AND status <> 'stopped')
            OR (status = 'stopped') <> (coalesce(finish_reason, '') = 'stopped')
            OR (status = 'complete') <> (coalesce(finish_reason, '') IN ('stop', 'length', 'tool_calls'))
-           OR (status IN ('complete', 'stopped', 'failed') AND last_seq < 1 AND kind = 'reply')""",
+           OR (status IN ('complete', 'stopped', 'failed') AND last_seq < 1 AND kind = 'reply')
+           OR (status IN ('complete', 'stopped', 'failed')) <> (ended_at IS NOT NULL)""",
     "a fold is complete and left no summary": """
         SELECT r.id FROM runs r WHERE r.kind = 'fold' AND r.status = 'complete' AND NOT EXISTS (
             SELECT 1 FROM summaries s
@@ -94,6 +95,11 @@ def _read_rows(url: str, evidence: Evidence, surprises: list[str]) -> None:
         evidence.runs = by_id("SELECT r.*, m.content FROM runs r JOIN messages m ON m.id = r.message_id")
         evidence.messages = by_id("SELECT * FROM messages")
         evidence.conversations = by_id("SELECT * FROM conversations")
+        before = now()
+        [clock] = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS at").fetchall()
+        # How long replies took to be marked is read from the database's dates.
+        if not before - CLOCKS_AGREE_S <= clock["at"] - wall_ahead() <= now() + CLOCKS_AGREE_S:
+            surprises.append(f"the database's clock says {clock['at']}, this machine's {now() + wall_ahead()}")
         for what, query in INVARIANTS.items():
             rows = connection.execute(query).fetchall()
             surprises += [f"row: {what}: {row}" for row in rows[:10]]

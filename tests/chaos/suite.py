@@ -14,9 +14,10 @@ import httpx
 
 from chaos.checker import Violation, check
 from chaos.clients import CALL_S, User
-from chaos.faults import now, plan, strike, warden
-from chaos.figures import figures, late_news
-from chaos.history import History
+from chaos.crashes import late_news
+from chaos.faults import plan, strike, warden
+from chaos.figures import figures
+from chaos.history import History, now
 from chaos.servers import Servers
 from chaos.settle import settle
 

@@ -1,8 +1,12 @@
 """The chaos suite's checker: it accepts a history without fault and complains of each doctored one."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
 from chaos.checker import check
+from chaos.crashes import late_news, marks, screens
 from chaos.faults import TRACKS, plan
-from chaos.figures import crash_times, figures, late_news, longest_silence
+from chaos.figures import figures, longest_silence
 from chaos.history import Connection, History, LogEntry, Reading, Reply, Saying, Seen, Stop, Trouble
 from chaos.report import table, verdict
 from chaos.suite import Options, Result
@@ -11,6 +15,8 @@ ID = "resp_local_1"
 USAGE = {"prompt_tokens": 9, "cached_tokens": 0, "output_tokens": 3}
 DONE = {"message_id": "msg_a", "finish_reason": "stop", "usage": USAGE}
 TEXTS = ["One ", "two ", "three."]
+WALL_AHEAD = 1.8e9
+"""The wall clock, by which the database dates, before the suite's."""
 
 
 def seen(number, name, data, *, at=None, connection=0):
@@ -81,7 +87,7 @@ def kinds(made):
 
 
 def failed(text, *, seq=4):
-    """The same reply, lost with its worker: everything there is ends with an error after ``text``."""
+    """The same reply, lost with its worker at 1.0: everything there is ends with an error after ``text``."""
     made = history(
         status="failed", error_code="worker_lost", finish_reason=None, content=text, last_seq=seq, output_tokens=2
     )
@@ -89,8 +95,34 @@ def failed(text, *, seq=4):
     made.replies[ID].readings = [Reading("laptop", [Connection(0, 0, 0)], [*told(until=seq - 1), error])]
     made.evidence.replays[ID] = Reading("fresh replay", [Connection(9, 0, 0)], [*told(until=seq - 1), error])
     made.evidence.logs[ID] = []
-    made.troubles = [Trouble("kill", 1.0, 3.0, "replica 0", [ID])]
+    made.troubles = [Trouble("kill", 1.0, 3.0, "replica 0", [ID], WALL_AHEAD)]
+    mark(made, 7.0)
     return made
+
+
+def mark(made, at):
+    made.evidence.runs[ID]["ended_at"] = datetime.fromtimestamp(WALL_AHEAD + at, UTC)
+
+
+def on_screen(device, at, *connections):
+    """The reply lost with its worker as a device saw it that was told at ``at``; connections are (time, replica)."""
+    ways = [Connection(when, 0 if number == 0 else 3, replica) for number, (when, replica) in enumerate(connections)]
+    error = seen(4, "error", {"code": "worker_lost", "message": "", "retryable": True}, at=at)
+    return Reading(device, ways, [*told(until=3), error])
+
+
+def lost(*readings, marked=7.0, frozen=None):
+    """The reply lost with its worker, seen by these devices, beside a freeze of replica 1."""
+    made = failed("One two ")
+    made.replies[ID].readings = list(readings)
+    mark(made, marked)
+    if frozen:
+        made.troubles.append(Trouble("freeze", *frozen, "replica 1"))
+    return made
+
+
+def late(made):
+    return [violation.what for violation in late_news(made) if violation.kind == "late"]
 
 
 def test_a_history_without_fault_is_accepted():
@@ -240,15 +272,92 @@ def test_what_remains_of_a_deleted_conversation_is_found():
     assert check(made) == []
 
 
-def test_a_crash_that_is_told_late_is_found_unless_everything_was_down():
+def test_mark_and_screen_of_a_crash_are_timed_from_the_crash():
     made = failed("One two ")
-    assert crash_times(made, healthy=True) == [7.0]
-    assert late_news(made) == []
-    laptop(made).events[-1].at = 12.0
-    assert [violation.kind for violation in late_news(made)] == ["late"]
-    made.troubles.append(Trouble("postgres away", 2.0, 9.0))
-    assert late_news(made) == []
-    assert crash_times(made, healthy=False) == [11.0]
+    assert [round(news.after_s, 3) for news in marks(made)] == [6.0]
+    assert [news.after_s for news in screens(made)] == [7.0]
+    assert late(made) == []
+
+
+def test_a_crash_that_is_marked_late_is_found_though_no_screen_tells_it():
+    assert late(lost(marked=10.9)) == []
+    assert late(lost(marked=11.2)) == ["a crash was marked after 10.2 s (p99 of 1)"]
+
+
+def test_a_late_mark_is_found_though_the_device_hung_and_was_told_in_its_time():
+    made = lost(on_screen("laptop", 12.1, (0.0, 1)), marked=11.5, frozen=(2.0, 12.0))
+    assert late(made) == ["a crash was marked after 10.5 s (p99 of 1)"]
+
+
+def test_a_late_mark_is_explained_by_an_outage_before_it_was_due_only():
+    made = lost(marked=15.0)
+    made.troubles.append(Trouble("postgres away", 12.0, 14.0))
+    assert late(made) == ["a crash was marked after 14.0 s (p99 of 1)"]
+    made.troubles[-1].at = 10.0
+    assert late(made) == []
+    assert [news.healthy for news in marks(made)] == [False]
+
+
+def test_a_late_mark_is_explained_where_no_replica_could_judge():
+    made = lost(marked=15.0, frozen=(2.0, 12.0))
+    assert len(late(made)) == 1
+    made.troubles.append(Trouble("roll", 0.0, 1.0, "replica 2"))
+    assert late(made) == []
+
+
+def test_a_screen_that_tells_late_with_no_fault_on_its_way_is_found():
+    made = lost(on_screen("laptop", 11.2, (0.0, 0), (1.1, 2)), frozen=(2.0, 11.0))
+    assert late(made) == ["a crash was told after 10.2 s on laptop, due after 10.0 s (p99 of 1)"]
+    made.troubles.append(Trouble("redis away", 10.9, 14.0))
+    assert late(made) == []
+
+
+def test_a_screen_that_hung_on_a_frozen_replica_has_time_from_when_it_was_free():
+    made = lost(on_screen("laptop", 11.2, (0.0, 0), (1.1, 2), (3.0, 1)), frozen=(2.0, 11.0))
+    assert late(made) == []
+    assert [news.hung for news in screens(made)] == [True]
+    laptop(made).events[-1].at = 16.1
+    assert late(made) == ["a crash was told after 15.1 s on laptop, due after 15.0 s (p99 of 1)"]
+
+
+def test_a_screen_is_free_once_it_has_left_the_frozen_replica():
+    made = lost(on_screen("laptop", 11.2, (0.0, 1), (3.0, 2)), frozen=(2.0, 11.0))
+    assert late(made) == ["a crash was told after 10.2 s on laptop, due after 10.0 s (p99 of 1)"]
+
+
+def test_a_freeze_that_was_over_before_the_crash_explains_no_late_screen():
+    made = lost(on_screen("laptop", 11.2, (0.0, 1)), frozen=(0.1, 0.9))
+    assert len(late(made)) == 1
+    assert [news.hung for news in screens(made)] == [False]
+
+
+def test_one_device_that_hung_does_not_explain_that_another_was_told_late():
+    made = lost(on_screen("laptop", 11.1, (0.0, 1)), on_screen("phone", 11.2, (0.0, 2)), frozen=(2.0, 11.0))
+    assert late(made) == ["a crash was told after 10.2 s on phone, due after 10.0 s (p99 of 2)"]
+
+
+def test_a_device_that_lost_its_state_hung_as_itself():
+    before = Reading("laptop", [Connection(0.0, 0, 1)], told(until=3), left=True)
+    assert late(lost(before, on_screen("laptop", 11.2, (11.0, 2)), frozen=(2.0, 11.0))) == []
+
+
+def test_a_device_that_comes_when_the_mark_is_there_is_told_soon():
+    made = lost(on_screen("tablet", 12.0, (9.0, 2)))
+    assert late(made) == []
+    laptop(made).events[-1].at = 14.1
+    assert late(made) == ["a crash was told after 13.1 s on tablet, due after 13.0 s (p99 of 1)"]
+
+
+def test_of_many_crashes_one_in_a_hundred_may_be_late():
+    made = lost(marked=11.2)
+    for number in range(100):
+        other = f"resp_local_{number}_of_many"
+        made.replies[other] = replace(made.replies[ID], response_id=other)
+        made.evidence.runs[other] = made.evidence.runs[ID] | {"ended_at": datetime.fromtimestamp(WALL_AHEAD + 7, UTC)}
+        made.troubles[0].victims.append(other)
+    assert late(made) == []
+    made.evidence.runs[other]["ended_at"] = made.evidence.runs[ID]["ended_at"]
+    assert late(made) == ["a crash was marked after 10.2 s (p99 of 101)"] * 2
 
 
 def test_the_longest_silence_leaves_out_what_an_outage_explains():
