@@ -10,9 +10,10 @@ from streaming import soon
 
 from chatsvc import ids
 from chatsvc.context.assemble import RECALLED
+from chatsvc.context.words import VERSION
 from chatsvc.run import RunStatus
 from chatsvc.scheduler import NewMessage, dispatch, service
-from chatsvc.store import ConversationPatch
+from chatsvc.store import ConversationPatch, RecallBranch
 
 BLOCK = 16
 HERON = "The code word of the heron society is quixotic."
@@ -61,11 +62,19 @@ class Watched(Scribe):
 
 
 async def folded(talk, engine):
-    """Talk until the first turn, which says what is asked for later, is folded."""
+    """Talk until the first turn, which says what is asked for later, is folded, and can be found."""
     await talk.turn(HERON)
     await talk.until_folding(engine)
     await talk.quiet()
-    assert await talk.summaries()
+    summary, *_ = await talk.summaries()
+    await soon(indexed(talk.store, summary))
+
+
+async def indexed(store, summary):
+    """What it stands for is indexed behind the replies."""
+    branch = RecallBranch(user_id="alice", conversation_id=summary.conversation_id, through=summary.through_message_id)
+    while not (chunks := await store.recall.chunks(branch, version=VERSION, embedder=None)) or chunks[0].missing:
+        await asyncio.sleep(0.01)
 
 
 async def one_more(talk, how, before):
