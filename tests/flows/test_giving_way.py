@@ -7,7 +7,7 @@ from reader import read_to_the_end
 
 WORDS = "the cat sat on the mat and saw a long grey rat "  # 12 tokens
 PATIENCE_S = 60
-FOLDS = "chatsvc_folds_ended_total"
+FOLDS = 'chatsvc_folds_ended_total{model="scripted",status="complete"}'
 RUNNING = 'chatsvc_engine_running{model="scripted"} 1.0'
 
 
@@ -48,7 +48,7 @@ async def test_a_message_is_answered_while_its_conversation_is_folded_and_the_fo
     assert "give way" in server.log()
 
     async def done():
-        return await folds_done(api) == 1
+        return await folds_done(api) > 0
 
     await until(done)
     seen = await turn(api, conversation_id, "And then?")
