@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from folding import WORDS, Scribe, carried_on, rows
+from folding import WORDS, Scribe, carried_on
 from store_world import ALICE, World
 from streaming import soon
 
@@ -25,6 +25,19 @@ pytestmark = pytest.mark.usefixtures("recall_has_time")
 def talking(store, tmp_path, postgres_url):
     """A conversation with a scripted summariser: use it as a context manager."""
     return partial(carried_on, World(store), store, tmp_path, postgres_url)
+
+
+@pytest.fixture
+def billed(store, monkeypatch):
+    """What is charged for prefixes, from when it begins to be written down: that may take a while."""
+    noted, bill = [], store.allowances.bill
+
+    async def noting(user_id, usage, kind):
+        noted.append(usage)
+        await bill(user_id, usage, kind)
+
+    monkeypatch.setattr(store.allowances, "bill", noting)
+    return noted
 
 
 class Watched(Scribe):
@@ -175,7 +188,7 @@ async def other_turn(talk):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the next turn", "somebody else"])
-async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking, store, same, monkeypatch):
+async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking, store, billed, same, monkeypatch):
     # Now and then places are looked at anyway: here by nobody but who asks.
     monkeypatch.setattr(service, "HEALTH_EVERY_S", 3600)
     monkeypatch.setattr(dispatch, "SWEEP_S", 3600)
@@ -183,7 +196,7 @@ async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking
     async with talking(engine) as talk:
         await folded(talk, engine)
         before = talk.made.warming.ended["small", "given_up"]
-        used = await rows(talk.url, "SELECT sum(background_units) FROM usage")
+        [after_the_fold] = billed
         engine.may_warm.clear()
         engine.warming.clear()
         await talk.turn(ASKED)
@@ -196,7 +209,7 @@ async def test_the_only_place_is_had_at_once_by_whoever_asks_for_a_reply(talking
         assert engine.aborted == 1
         await talk.quiet()
         # What gave way has cost nothing.
-        assert await rows(talk.url, "SELECT sum(background_units) FROM usage") == used
+        assert billed == [after_the_fold]
 
 
 async def test_a_shutdown_waits_for_no_prefix(talking):
