@@ -6,7 +6,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from chatsvc.store import allowances, conversations, submit, views
+from chatsvc.store import allowances, conversations, submit, summaries, views
 from chatsvc.store import run_statements as sql
 
 FILL = """
@@ -47,6 +47,7 @@ PARAMS = {
     "output_tokens": 1, "attempts": [0, 0], "seqs": [1, 1], "texts": ["", ""], "prompts": [0, 0], "cached": [0, 0],
     "outputs": [0, 0], "conversation_id": "conv_77", "parent_id": "msg_77", "user_message_id": "msg_77",
     "leaf_may_be_folded": True, "context": None, "pinned": True, "most": 50,
+    "kind": "fold", "through_message_id": "msg_99999", "base_id": None, "rest_s": 600.0, "max_tokens": 100,
 }  # fmt: skip
 STATEMENTS = {
     "list": conversations._LIST,
@@ -81,6 +82,7 @@ STATEMENTS = {
     "request stop": sql.REQUEST_STOP,
     "held": sql.HELD,
     "take over": sql.TAKE_OVER,
+    "queue a fold": summaries._QUEUE,
 }
 
 
