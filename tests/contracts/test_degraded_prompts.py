@@ -32,8 +32,9 @@ def world(store):
     return World(store)
 
 
-async def ended(store, run):
-    while not (state := await store.runs.get(run.user_id, run.id)).status.ended:
+async def ended(store, made, run):
+    """Its end is in the store, and its place is free again: that is a moment later."""
+    while not (state := await store.runs.get(run.user_id, run.id)).status.ended or made.active(run.id):
         await asyncio.sleep(0.02)
     return state
 
@@ -51,7 +52,7 @@ async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_ali
         made.folds.may_work = lambda _model: False  # a summary in between would make another prompt
         before = (await made.submit(FREE, long.id, message(0))).run
         assert before.degraded == ()
-        all_of_it = await store.runs.context(FREE.user_id, (await soon(ended(store, before))).id)
+        all_of_it = await store.runs.context(FREE.user_id, (await soon(ended(store, made, before))).id)
         made.pressure._ladders["small"] = Standing(4)
         held = Held(made.engine)
         at_once = (await made.submit(FREE, long.id, message(1))).run
@@ -61,16 +62,16 @@ async def test_history_is_named_only_where_it_was_cut_and_the_runner_cuts_it_ali
         # Whether a step is still needed is judged by how full the engines are.
         assert made.pressure.fullness("small") == (1, 1.0, 0.0)
         held.go_on.set()
-        await soon(ended(store, at_once))
-        await soon(ended(store, waits))
+        await soon(ended(store, made, at_once))
+        await soon(ended(store, made, waits))
         # While the engine is busy the next one waits, and its prompt is made by the runner.
         held.go_on.clear()
         busy = (await made.submit(FREE, short.id, message(3))).run
         later = (await made.submit(FREE, long.id, message(4))).run
         assert (later.status, later.degraded) == (RunStatus.QUEUED, ("history",))
         held.go_on.set()
-        await soon(ended(store, busy))
-        await soon(ended(store, later))
+        await soon(ended(store, made, busy))
+        await soon(ended(store, made, later))
         cut = [await store.runs.context(FREE.user_id, run.id) for run in (at_once, later)]
     assert all_of_it.left_out < cut[0].left_out <= cut[1].left_out
     assert cut[1].prompt_tokens < 0.6 * all_of_it.window
