@@ -23,7 +23,7 @@ def slow(start_server):
     """Its replies are silent for two seconds and then go on for half a minute; their logs are gone soon after."""
     return start_server(
         "scripted:?first_token_ms=2000&tokens_per_s=20&tokens=600&slots=64",
-        CHATSVC_STREAM_HEARTBEAT_S="0.3",
+        CHATSVC_STREAM_HEARTBEAT_S="0.1",
         CHATSVC_STREAM_LOG_TTL_S="1",
         CHATSVC_SERVER_GRACE_S="1",
     )
