@@ -176,7 +176,7 @@ test("that a summary changed is said also when the newer one cannot be fetched",
   assert.equal(contexts.draft.value, draft);
 });
 
-test("after a long prompt it is looked for a fold a few times, after a short one not at all", async () => {
+test("after a long prompt it is looked for a fold, ever more seldom, for minutes; after a short one not at all", async () => {
   let asked = 0;
   const client: Partial<Client> = {
     summaries: () => {
@@ -200,8 +200,15 @@ test("after a long prompt it is looked for a fold a few times, after a short one
   assert.equal(contexts.fold.peek(), null);
   await beat();
   assert.equal(contexts.fold.value?.through_message_id, "a1");
-  for (let count = 0; count < 20; count += 1) await beat();
-  assert.equal(asked, 6);
+  for (let count = 0; count < 18; count += 1) await beat();
+  assert.equal(asked, 8);
+  for (let count = 0; count < 80; count += 1) await beat();
+  assert.equal(asked, 12);
+  for (let count = 0; count < 300; count += 1) await beat();
+  assert.equal(asked, 12);
+  contexts.ended("resp_a2", used(70));
+  await beat();
+  assert.equal(asked, 13);
 });
 
 test("what the stream did not tell of the newest reply is asked for once", async () => {

@@ -15,8 +15,8 @@ const SHORTEST_FOLDED = 3;
 
 /** Replies after which a fold is likely had at least this share of the window in their prompt. */
 const FOLDS_FROM = 0.4;
-/** For so many beats after such a reply it is looked whether there was one. */
-const BEATS = 5;
+/** For so many beats after such a reply it is looked whether there was one, ever more seldom: a fold may take minutes. */
+const BEATS = 100;
 
 /** A rewriting of a summary: the last message and the version of the one that was read when it began, and the new text. */
 export interface Draft {
@@ -74,7 +74,9 @@ export class Contexts {
   private readonly queue: string[] = [];
   private draining = false;
   private looking: Promise<unknown> = Promise.resolve();
-  private beatsLeft = 0;
+  /** Beats since a reply after which a fold is likely, and after how many of them it is looked for that next. */
+  private beats = 0;
+  private nextLook = BEATS + 1;
   private lookedUp: string | null = null;
   private readonly stops: (() => void)[];
 
@@ -183,13 +185,16 @@ export class Contexts {
   /** A reply has ended; its conversation may be folded behind it. */
   ended(response: string, used: Used | null): void {
     this.note(response, used);
-    if (used && used.prompt >= used.window * FOLDS_FROM) this.beatsLeft = BEATS;
+    if (!used || used.prompt < used.window * FOLDS_FROM) return;
+    this.beats = 0;
+    this.nextLook = 1;
   }
 
   /** Called every few seconds while the page is seen. */
   beat(): void {
-    if (this.beatsLeft === 0) return;
-    this.beatsLeft -= 1;
+    this.beats += 1;
+    if (this.beats < this.nextLook || this.nextLook > BEATS) return;
+    this.nextLook = Math.ceil(this.beats * 1.5);
     void this.lookUp();
   }
 
