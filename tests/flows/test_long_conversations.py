@@ -118,7 +118,7 @@ async def test_a_system_prompt_of_more_than_half_the_window_is_refused_when_it_i
 
 
 async def test_what_a_waiting_replys_prompt_is_made_of_is_not_known_yet(start_server, client):
-    server = start_server("scripted:?slots=1&tokens_per_s=20&tokens=200")
+    server = start_server("scripted:?slots=1&tokens_per_s=20&tokens=1000")
     api = Api(client, server.base_url)
     running, waiting = await api.start("one"), await api.start("two")
     assert (await context_of(api, running))["parts"]["question"] > 0
