@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatsvc.context.budget import (
@@ -117,8 +117,15 @@ def test_steps_are_halved_only_where_there_is_less_room_than_one_has(window, sys
         assert this.step >> (halved - 1) > room
     if halved < MOST_HALVINGS:
         assert this.step >> halved <= room
-    if system < window and requested is None and share == 1:
-        assert halved == 0 or window - system < 64
+
+
+@given(windows, st.integers(0, 100_000))
+@example(256, 191)  # one token for all of the history
+@example(256, 192)  # and none
+def test_for_a_usual_request_no_step_is_halved_as_long_as_there_is_room_for_any_history(window, system):
+    this = budget(window, system)
+    room = this.verbatim(summary=this.summary, recalled=this.recalled, question=this.question)
+    assert (halvings(this.step, room) > 0) == (this.history == 0)
 
 
 def test_the_step_behind_which_a_turn_begins_anew_leaves_more_than_the_newest_in_a_narrow_room():
