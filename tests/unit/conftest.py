@@ -1,6 +1,9 @@
-"""A log writer on a log that can be hurt, for the suites that watch it write; the rest is in ``writer_world``."""
+"""What several suites arrange: a log writer on a log that can be hurt, and logging that is put back as it was."""
+
+import logging
 
 import pytest
+import structlog
 from streaming import FragileLog
 from writer_world import Audience, Leases
 
@@ -28,3 +31,18 @@ def make_writer(log, audience, leases):
         return LogWriter(log, audience, batch_ms=batch_ms, batch_tokens=batch_tokens, holds=leases.holds)
 
     return make
+
+
+@pytest.fixture
+def restored_logging():
+    """For tests that configure the logs of the whole process: those after them hear all that is logged, as before."""
+    root = logging.getLogger()
+    named = [one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in (root, *named)]
+    yield
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()

@@ -26,18 +26,6 @@ def lines(restored_logging):
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-@pytest.fixture
-def restored_logging():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-
-
 def test_a_line_of_ours_is_one_json_object_with_time_level_and_logger(lines):
     structlog.get_logger("chatsvc.api").info("reply.finished", tokens=3)
     (line,) = lines()

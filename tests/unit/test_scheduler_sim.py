@@ -99,6 +99,7 @@ def test_plots_are_drawn(tmp_path):
     assert "the ladder" in (tmp_path / "delay-capacity-drop.svg").read_text()
 
 
+@pytest.mark.usefixtures("restored_logging")
 def test_the_figures_are_printed_as_json_by_policy(tmp_path, capsys, monkeypatch):
     file = tmp_path / "trace.csv"
     file.write_text(
