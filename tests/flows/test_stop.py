@@ -151,7 +151,7 @@ async def test_a_reply_stopped_in_the_queue_ends_at_once_and_never_runs(one_at_a
 async def test_the_queue_tells_position_while_waiting(one_at_a_time, client):
     api = Api(client, one_at_a_time.base_url)
     first = await api.start()
-    second, third = await api.start(max_tokens=20), await api.start(max_tokens=5)
+    second, third = await api.start(), await api.start(max_tokens=5)
     assert (second["queue_position"], third["queue_position"]) == (1, 2)
     waiting = (await api.call("GET", "/v1/me")).json()["quota"]["open_replies"]["waiting"]
     assert [(each["response_id"], each["queue_position"]) for each in waiting] == [
@@ -160,12 +160,17 @@ async def test_the_queue_tells_position_while_waiting(one_at_a_time, client):
     ]
     rendered = Rendered()
     reading = asyncio.create_task(read(client, api.stream_url(third), rendered))
-    async with asyncio.timeout(60):
-        while not rendered.of("queued"):
-            await asyncio.sleep(0.01)
-    await stop(api, first)
+
+    def positions():
+        return [event.data["position"] for event in rendered.of("queued")]
+
+    for before, position in ((first, 2), (second, 1)):
+        async with asyncio.timeout(60):
+            while position not in positions():
+                await asyncio.sleep(0.01)
+        await stop(api, before)
     await reading
-    positions = [event.data["position"] for event in rendered.of("queued")]
-    assert list(dict.fromkeys(positions)) == [2, 1]
+    assert list(dict.fromkeys(positions())) == [2, 1]
     assert all(event.id is None for event in rendered.of("queued"))
-    assert await one_end(api, second) == "complete"
+    assert rendered.end.name == "done"
+    assert [await one_end(api, reply) for reply in (first, second, third)] == ["stopped", "stopped", "complete"]
