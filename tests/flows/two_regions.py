@@ -20,7 +20,8 @@ from chatsvc.embedded import embedded_postgres
 from chatsvc.store import migrate
 
 SECRET = "b8f1" * 16
-ENGINE = "scripted:?first_token_ms=800&tokens_per_s=40&tokens=240&slots=64"
+ENGINE = "scripted:?first_token_ms=800&tokens_per_s=40&tokens=1200&slots=64"
+"""Replies of half a minute: ask for fewer tokens, or stop what you have seen."""
 DOCS = Path(__file__).parents[2] / "docs" / "regions.md"
 PEER = """
 [regions]
@@ -90,6 +91,7 @@ def two_regions(databases, new_directory):
                     "CHATSVC_REGION": name,
                     "CHATSVC_CONFIG": str(directory / "chatsvc.toml"),
                     "CHATSVC_STREAM_HEARTBEAT_S": "0.5",
+                    "CHATSVC_SERVER_GRACE_S": "1",
                 },
                 engine=ENGINE,
                 database_url=databases[name],
