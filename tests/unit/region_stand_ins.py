@@ -14,6 +14,8 @@ from chatsvc.streamlog.subscription import Overrun
 
 PATH = "/v1/responses/resp_eu_0/stream"
 JSON = b'{"status":"complete"}'
+PATIENCE_S = 120.0
+"""For what must come: also on a machine that stands for a while."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 
@@ -76,7 +78,7 @@ class StandIn:
 
 
 @asynccontextmanager
-async def region(*scripts, first_byte_s=5.0):
+async def region(*scripts, first_byte_s=PATIENCE_S):
     """A peer whose replicas do as they are told, asked in the order given."""
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(StandIn(script).running()) for script in scripts]
@@ -84,7 +86,7 @@ async def region(*scripts, first_byte_s=5.0):
         peer = Peer(
             "eu",
             [replica.url for replica in replicas],
-            client=RegionClient(connect_s=2, first_byte_s=first_byte_s),
+            client=RegionClient(connect_s=PATIENCE_S, first_byte_s=first_byte_s),
             trust=RegionTrust("s" * 32, clock, region="us"),
             monotonic=clock.monotonic,
         )
@@ -126,16 +128,18 @@ class Pipe:
             await self.news.wait()
 
 
-async def follow(peer, pipe, *, cursor=0, idle_s=5.0):
-    """As ``Regions`` does; what was noted."""
+async def follow(peer, pipe, *, cursor=0, idle_s=PATIENCE_S, once=None):
+    """As ``Regions`` does, ``once`` there is something to pass on; what was noted."""
     noted = []
     request = StreamRequest(peer, PATH, "tok en", None)
-    async with asyncio.timeout(30), AsyncExitStack() as stack:
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(request.ask(cursor))
+        if once is not None:
+            await once.wait()
         await relay(request, first, pipe, stack, cursor=cursor, idle_s=idle_s, note=noted.append)
     return noted
 
 
 async def get(peer):
-    async with asyncio.timeout(30), peer.ask("GET", "/v1/responses/resp_eu_0", None) as (found, body):
+    async with asyncio.timeout(PATIENCE_S), peer.ask("GET", "/v1/responses/resp_eu_0", None) as (found, body):
         return found.status, body

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from region_stand_ins import END, JSON, StandIn, answer, chunk, get, problem, region
+from region_stand_ins import END, JSON, PATIENCE_S, StandIn, answer, chunk, get, problem, region
 
 from chatsvc.api.region_client import ConnectionFailed, RegionClient
 from chatsvc.api.region_peer import Peer, RegionUnreachable
@@ -30,12 +30,13 @@ from chatsvc.clock import SystemClock
 )
 async def test_a_replica_that_gives_nothing_fit_to_pass_on_is_passed_over(bad):
     async def say(reader, writer):
+        peer._client._first_byte_s = PATIENCE_S  # the one that answers has time for it
         writer.write(bad)
         await writer.drain()
         if bad:
             writer.close()
 
-    async with region(say, answer(200, JSON), first_byte_s=0.2) as (peer, replicas):
+    async with region(say, answer(200, JSON), first_byte_s=PATIENCE_S if bad else 0.2) as (peer, replicas):
         assert await get(peer) == (200, JSON)
         assert [len(replica.requests) for replica in replicas] == [1, 1]
 
@@ -116,9 +117,9 @@ async def test_an_answer_that_never_begins_is_given_up():
         await reader.read()
 
     async with StandIn(silent).running() as replica:
-        client = RegionClient(connect_s=1, first_byte_s=0.1)
+        client = RegionClient(connect_s=PATIENCE_S, first_byte_s=0.1)
         with pytest.raises(ConnectionFailed, match="nothing was answered"):
-            async with asyncio.timeout(30), client.open("GET", replica.url + "/", {}):
+            async with asyncio.timeout(PATIENCE_S), client.open("GET", replica.url + "/", {}):
                 pass
 
 
@@ -130,6 +131,7 @@ async def test_an_answer_whose_head_does_not_end_is_given_up():
             await writer.drain()
 
     async with StandIn(floods).running() as replica:
+        client = RegionClient(connect_s=PATIENCE_S, first_byte_s=PATIENCE_S)
         with pytest.raises(ConnectionFailed, match="head does not end"):
-            async with RegionClient().open("GET", replica.url + "/", {}):
+            async with client.open("GET", replica.url + "/", {}):
                 pass

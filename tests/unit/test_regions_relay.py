@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_while_the_region_is_still_thinking_leaves_no
 
 
 async def test_a_client_that_reads_nothing_is_not_read_ahead_of_and_is_let_go():
-    written = [0]
+    written, much = [0], asyncio.Event()
     piece = chunk(b"data: " + b"x" * 65_536 + b"\n\n")
 
     async def floods(reader, writer):
@@ -121,10 +121,12 @@ async def test_a_client_that_reads_nothing_is_not_read_ahead_of_and_is_let_go():
             writer.write(piece)
             await writer.drain()
             written[0] += 1
+            if written[0] == 2:
+                much.set()
 
     async with region(floods) as (peer, (replica,)):
         pipe = Pipe(room=0)
-        assert await follow(peer, pipe, idle_s=1) == []
+        assert await follow(peer, pipe, idle_s=1, once=much) == []
         async with asyncio.timeout(30):
             await replica.left.wait()
     assert pipe.closed
