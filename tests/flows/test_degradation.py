@@ -8,7 +8,7 @@ import pytest
 from api_client import Api
 from reader import read_to_the_end
 
-FREE, PRO = "free", "pro"
+FREE, PLUS, PRO = "free", "plus", "pro"
 
 
 def models(tmp_path, *, large, small):
@@ -50,10 +50,14 @@ async def test_what_is_given_up_is_told_and_what_comes_too_late_is_refused(start
         CHATSVC_DEGRADATION_MAX_TOKENS="7",
         CHATSVC_TIERS_FREE_QUEUE_TARGET_S="0.1",
         CHATSVC_TIERS_FREE_DEADLINE_S="2",
+        CHATSVC_TIERS_PLUS_QUEUE_TARGET_S="0.1",
     )
     pro, free, late = (user(client, server, name, tier) for name, tier in (("pat", PRO), ("fay", FREE), ("lou", FREE)))
     streaming = await pro.start("Go on and on.")
     waiting = await free.start()
+    # Waits on when the other one is refused, so that there is too little for as long as it is looked at.
+    plus = user(client, server, "pia", PLUS)
+    staying = await plus.start()
     assert (waiting["served_model"], waiting["degraded"]) == ("large", [])
     await until_step(client, server, 4)
 
@@ -100,7 +104,8 @@ async def test_what_is_given_up_is_told_and_what_comes_too_late_is_refused(start
     assert (await free.call("GET", "/v1/me")).json()["quota"]["open_replies"]["used"] == 0
     assert await metric(client, server, 'chatsvc_degraded_total{model="large",tier="free",what="max_tokens"}') == 2
 
-    await pro.call("POST", f"/v1/responses/{ours['response_id']}/stop")
+    for api, reply in ((pro, ours), (plus, staying)):
+        await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
     assert (await pro.state(streaming))["status"] == "streaming"
     await until_step(client, server, 0)
     # The same request gives the same answer, whatever holds by now.
