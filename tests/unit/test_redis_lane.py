@@ -201,10 +201,14 @@ async def test_callers_sent_to_the_same_node_share_one_connection_to_it_that_end
 
 
 async def test_a_node_that_does_not_let_anybody_in_breaks_no_connection_to_the_one_that_names_it():
-    async with moving(0.3) as (lane, node, other):
-        with pytest.raises(LogUnavailable):
-            await lane.call([QUESTION])
-        other.open.set()
-        # The connection that was being made may still have to come to its end.
-        assert await soon(answered(lane)) == [b"THERE"]
-        assert (node.connections, lane.notice()) == (1, 0)
+    found, ticks = None, Ticks()
+    while found != (1, 0):
+        assert found is None or ticks.longest_s > 0.1, found  # else it is tried once more
+        ticks = Ticks()
+        async with running(ticks.run()), moving(0.3) as (lane, node, other):
+            with pytest.raises(LogUnavailable):
+                await lane.call([QUESTION])
+            other.open.set()
+            # The connection that was being made may still have to come to its end.
+            assert await soon(answered(lane)) == [b"THERE"]
+            found = node.connections, lane.notice()
