@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 from msgspec.structs import replace
 
+from chatsvc.context.budget import PART_SHARE, clipped
 from chatsvc.context.fold import STOPS, Draft, Said, SummaryRefused, accept, repeats, request, shortened
 from chatsvc.conversation import BranchView, Role
 from chatsvc.errors import ChatError, Draining, EngineFailed, EngineUnavailable, NotFound, SummaryChanged
@@ -141,7 +142,7 @@ class FoldRunner:
             return
         if (view.summary.id if view.summary else None) != run.fold_base_id:
             raise SummaryChanged("The branch goes on from another summary by now.")
-        previous = view.summary.text if view.summary else None
+        previous = await _readable(engine, view.summary.text) if view.summary else None
         said = [Said(message.role, message.content) for message in view.verbatim]
         cap = run.max_tokens or 1
         source_tokens = await _tokens(engine, previous, said)
@@ -252,6 +253,11 @@ class FoldRunner:
         _, view = await self._store.conversations.view(run.user_id, run.conversation_id, leaf, leaf_may_be_folded=True)
         if not await self._folds.fold_if_due(conversation, view, run.model):
             self._warming.after_fold(run)
+
+
+async def _readable(engine: Engine, summary: str) -> str:
+    """As much of a summary that a larger model wrote as prompts of this one show; more leaves no room for the turns."""
+    return clipped(summary, len(await engine.encode(summary)), engine.limits.most // PART_SHARE)
 
 
 async def _tokens(engine: Engine, previous: str | None, said: Sequence[Said]) -> int:
