@@ -157,11 +157,9 @@ class SentinelGroup(_Group):
         known = int(state["num-other-sentinels"]), int(state["num-slaves"])
         return known == (len(self.sentinels) - 1, len(self.servers) - 1)
 
-    def fail_over(self) -> Node:
-        """Wait until Sentinel names another master than now. Returns it."""
-        before = self.master
-        until("another master is named", lambda: self.master is not before)
-        return self.master
+    def fail_over(self, gone: Node) -> None:
+        """Wait until Sentinel names another master than the one that is gone, which it may have done by now."""
+        until("another master is named", lambda: self.master is not gone)
 
 
 class Cluster(_Group):

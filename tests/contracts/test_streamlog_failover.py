@@ -36,6 +36,13 @@ async def to_thread(call):
     return await asyncio.to_thread(call)
 
 
+async def lose_master(sentinel):
+    """Kill the one that Sentinel names, and wait until it names another."""
+    gone = sentinel.master
+    gone.kill()
+    await to_thread(lambda: sentinel.fail_over(gone))
+
+
 def same_for_all(clients, text):
     for client in clients:
         assert client.text == text
@@ -99,8 +106,7 @@ async def test_l7_what_a_replica_never_got_is_made_good_by_a_snapshot(sentinel):
         await say(reply, 10, 20)
         for client in (here, there):
             await client.until(lambda client: client.text == said(20))
-        sentinel.master.kill()
-        await to_thread(sentinel.fail_over)
+        await lose_master(sentinel)
         await say(reply, 20, 30, flush_s=FLUSH_S)
         fresh, late = two.read(1, A), two.read(1, A, cursor=here.ids[1])
         await two.end(reply)
@@ -115,8 +121,7 @@ async def test_s12_a_replica_that_took_over_does_not_know_what_its_master_had(se
     await log.open(A, 1)
     assert await log.unbroken_s(A) < 60
     await to_thread(lambda: until("the replica is in step", sentinel.in_step))
-    sentinel.master.kill()
-    await to_thread(sentinel.fail_over)
+    await lose_master(sentinel)
     assert await soon(answered(lambda: log.unbroken_s(A))) == 0
     await log.aclose()
 
@@ -128,8 +133,7 @@ async def test_l7_a_log_that_the_replica_never_heard_of_is_begun_anew(sentinel):
         here, there = two.read(0, A), two.read(1, A)
         await say(reply, 0, 10)
         await there.until(lambda client: client.text == said(10))
-        sentinel.master.kill()
-        await to_thread(sentinel.fail_over)
+        await lose_master(sentinel)
         await say(reply, 10, 20, flush_s=FLUSH_S)
         await two.end(reply)
         await two.all_served()
@@ -147,8 +151,7 @@ async def test_l1_a_stale_worker_writes_nothing_though_the_mark_that_fenced_it_w
         before = await other.position(A)
         assert before == Position(2, 0)
         two.lost_leases.add((A, 1))
-        sentinel.master.kill()
-        await to_thread(sentinel.fail_over)
+        await lose_master(sentinel)
         stale.delta("too late")
         assert not await stale.flush(FLUSH_S)
         assert stale.fenced

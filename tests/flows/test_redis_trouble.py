@@ -103,7 +103,7 @@ async def test_a_master_killed_under_sentinel_is_a_pause_for_every_reader_and_th
         answer, took_s = await timed(elsewhere.call("POST", f"/v1/responses/{to_stop['response_id']}/stop"))
         assert (answer.status_code, took_s < 2) == (202, True)
         await ended(api, to_stop, "stopped")
-        await asyncio.to_thread(group.fail_over)
+        await asyncio.to_thread(group.fail_over, old)
         lengths = [len(rendered.text) for rendered in seen]
         for rendered, length in zip(seen, lengths, strict=True):
             await more_text(rendered, length + 40)
