@@ -17,7 +17,8 @@ What an implementer owes:
   or ``wake`` was called, or the timeout passed. It never skips: what it returns for a log is a run of entries
   starting right after the given position.
 - **S8 cancellation is safe.** Cancelling any call leaves nothing that another call could take for its own (L10).
-- **S9 expiry.** After ``expire(ids, ttl_s)`` the logs are gone once ttl_s has passed; ``delete`` removes them now.
+- **S9 expiry.** After ``expire(ids, ttl_s)`` the logs are gone once ttl_s has passed; ``delete`` removes them now, and
+  what was noted of their readers (S11).
 - **S10 away is said.** When the server cannot be reached a call raises ``LogUnavailable`` within its timeout. So does
   the first ``append`` after the connection broke, though it be whole again: the server may have come back with less
   than it acknowledged, or a replica of it that has less, and the writer has to look at ``position`` before it goes on.

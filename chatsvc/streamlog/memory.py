@@ -130,6 +130,7 @@ class MemoryLog(StreamLog):
     async def delete(self, response_ids: Sequence[str]) -> None:
         for response_id in response_ids:
             self._logs.pop(response_id, None)
+            self._read_at.pop(response_id, None)
 
     async def note_read(self, response_ids: Sequence[str]) -> None:
         now = self._clock.monotonic()

@@ -357,6 +357,7 @@ async def test_s11_a_note_of_readers_is_seen_by_every_process_and_grows_old(make
         while (await there.unread_s([A]))[0] <= first:
             await asyncio.sleep(0.002)
     await there.delete([A])
+    assert await here.unread_s([A]) == [None]
     assert (await here.unread_s([])) == []
     await here.aclose()
     await there.aclose()
