@@ -35,23 +35,23 @@ async def follow_with_cuts(api, reply, random):
 @pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
 async def test_replies_cut_at_random_points_are_shown_as_they_are_stored(server, client, seeded, count):
     async def one(api, number):
-        reply = await api.start(f"Story {number}, please.", max_tokens=200)
-        rendered, cuts = await follow_with_cuts(api, reply, seeded)
-        stored = await api.message_of(reply)
-        assert stored["status"] == "complete"
-        assert rendered.text == stored["content"]
-        assert rendered.snapshots == 0
-        return cuts
+        cuts = 0
+        while cuts < CUTS:  # where a machine stands still, all tokens may come as a few events
+            reply = await api.start(f"Story {number}, please.", max_tokens=200)
+            rendered, cuts = await follow_with_cuts(api, reply, seeded)
+            stored = await api.message_of(reply)
+            assert stored["status"] == "complete"
+            assert rendered.text == stored["content"]
+            assert rendered.snapshots == 0
 
     numbers = iter(range(count))
 
     async def user():
         api = Api(client, server.base_url)
-        return [await one(api, number) for number in numbers]
+        for number in numbers:
+            await one(api, number)
 
-    cuts = [count for counts in await asyncio.gather(*(user() for _ in range(25))) for count in counts]
-    assert len(cuts) == count
-    assert min(cuts) >= CUTS
+    await asyncio.gather(*(user() for _ in range(25)))
 
 
 async def test_20_cuts_within_one_reply_lose_and_repeat_nothing(api):
