@@ -129,6 +129,30 @@ test("a summary that changed meanwhile is fetched, what was written is kept, and
   assert.equal(contexts.draft.value, null);
 });
 
+test("what was written about a summary that a further fold has followed is not stored where no prompt of the branch shows it", async () => {
+  let known = [summary("a1")];
+  const stored: [string, string][] = [];
+  const client: Partial<Client> = {
+    summaries: () => Promise.resolve({ data: known }),
+    context: () => Promise.resolve(report("a1")),
+    rewriteSummary: (_, { through_message_id: through, version }, text) => {
+      stored.push([through, text]);
+      return Promise.resolve(summary(through, version + 1, text));
+    },
+  };
+  const { contexts } = setUp(turns("1", "2", "3"), client);
+  await settled();
+  const draft = { through: "a1", version: 1, text: "mine" };
+  contexts.write(draft);
+  const before = contexts.fold.value!;
+  known = [summary("a2"), summary("a1")];
+  await assert.rejects(contexts.save(before, draft), (error: ApiError) => error.code === "summary_changed");
+  assert.equal(contexts.draft.value, draft);
+  assert.equal(contexts.fold.value?.through_message_id, "a2");
+  await contexts.save(contexts.fold.value, draft);
+  assert.deepEqual(stored, [["a2", "mine"]]);
+});
+
 test("what is written about one branch's summary is not offered for another branch's, and is there when one comes back", async () => {
   const client: Partial<Client> = {
     summaries: (_, leaf) => Promise.resolve({ data: [leaf === "a9" ? summary("a8") : summary("a1")] }),
@@ -165,11 +189,13 @@ test("that a summary changed is said also when the newer one cannot be fetched",
   const client: Partial<Client> = {
     summaries: () => (away ? Promise.reject(new ApiError(503, "store_unavailable", "", true)) : Promise.resolve({ data: [summary("a1")] })),
     context: () => Promise.resolve(report("a1")),
-    rewriteSummary: () => Promise.reject(new ApiError(409, "summary_changed", "", false)),
+    rewriteSummary: () => {
+      away = true;
+      return Promise.reject(new ApiError(409, "summary_changed", "", false));
+    },
   };
   const { contexts } = setUp(turns("1", "2"), client);
   await settled();
-  away = true;
   const draft = { through: "a1", version: 1, text: "mine" };
   contexts.write(draft);
   await assert.rejects(contexts.save(contexts.fold.value!, draft), (error: ApiError) => error.code === "store_unavailable");

@@ -200,11 +200,14 @@ export class Contexts {
 
   /**
    * Store the draft in the place of `summary`, as it is known now. Rejects with ApiError, and the draft is kept; code
-   * `summary_changed` when somebody else was faster: then the newer one is known.
+   * `summary_changed` when somebody else or a further fold was faster: then the newer one is known.
    */
   async save(summary: Summary, draft: Draft): Promise<void> {
     const id = this.options.conversation.peek();
     if (id === null) return;
+    // The server takes other words for a summary that a further fold has followed too: other branches may have it still.
+    await this.fetchSummaries();
+    if (this.fold.peek() !== summary) throw new ApiError(409, "summary_changed", "The summary has changed meanwhile.", false);
     try {
       const stored = await this.options.client.rewriteSummary(id, summary, draft.text.trim());
       this.summaries.value = new Map(this.summaries.peek()).set(stored.through_message_id, stored);
