@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from awake import Awake
 from contracts.engines import BACKENDS, Backend, Talk, opened, text_of, tokens_of
 from contracts.long_talk import FORGED, Reminding, asking, said
 
@@ -191,10 +192,10 @@ async def test_e7_more_generations_than_slots_all_come_to_their_end(talk: Talk):
 
 
 async def test_e8_a_healthy_engine_says_so_within_two_seconds(talk: Talk):
-    began = time.monotonic()
-    health = await talk.engine.health()
+    with Awake() as awake:
+        health = await talk.engine.health()
     assert health.ready
-    assert time.monotonic() - began < 2
+    assert awake.seconds < 2
 
 
 async def test_e8_an_engine_not_started_says_so(backend: Backend):
