@@ -119,12 +119,15 @@ class Folds:
     def consider(self, active: ActiveRun) -> None:
         """A reply has ended: look soon whether its branch is to be folded. Most are too short to be looked at."""
         run, prepared = active.run, active.prepared
-        if prepared is None:
+        # For want of room a smaller model may have answered: history is not folded to its window, since the next turn
+        # asks for the other one again.
+        model = run.asked_model or run.model
+        if prepared is None or model not in self._engines:
             return
         report = prepared.report
         tokens = report.prompt_tokens + active.output_tokens
         if report.left_out or tokens > _LOOK_FROM * self._config.fold_at * report.window:
-            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, run.model))
+            self._note(_Branch(run.user_id, run.conversation_id, run.message_id, model))
 
     def look_again(self, run: Run) -> None:
         """A fold came to nothing for which another may: look at the conversation's head."""

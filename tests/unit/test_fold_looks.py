@@ -73,14 +73,15 @@ class Shelf:
         self.edits.append(fields)
 
 
-def looking(shelf, recall=None):
+def looking(shelf, recall=None, **smaller):
     engine = ScriptedEngine(ScriptedOptions(window=WINDOW), model="m")
+    others = {name: ScriptedEngine(ScriptedOptions(window=window), model=name) for name, window in smaller.items()}
     config = ContextConfig()
     store: Any = shelf
     return Folds(
         store=store,
-        engines={"m": engine},
-        prompts=Prompts({"m": engine}, config, recall),
+        engines={"m": engine, **others},
+        prompts=Prompts({"m": engine, **others}, config, recall),
         default_model="m",
         config=config,
         may_work=lambda _: True,
@@ -91,13 +92,15 @@ async def tokens_of(text):
     return len(await ScriptedEngine(ScriptedOptions(window=WINDOW), model="m").encode(text))
 
 
-def a_run(conversation_id="conv_1") -> Any:
-    return SimpleNamespace(user_id="ada", conversation_id=conversation_id, message_id="msg_1", model="m")
+def a_run(conversation_id="conv_1", model="m", asked=None) -> Any:
+    return SimpleNamespace(
+        user_id="ada", conversation_id=conversation_id, message_id="msg_1", model=model, asked_model=asked
+    )
 
 
-def ended(prompt_tokens, output_tokens, *, conversation_id="conv_1"):
-    run = a_run(conversation_id)
-    report = SimpleNamespace(left_out=0, prompt_tokens=prompt_tokens, window=WINDOW)
+def ended(prompt_tokens, output_tokens, *, window=WINDOW, **fields):
+    run = a_run(**fields)
+    report = SimpleNamespace(left_out=0, prompt_tokens=prompt_tokens, window=window)
     active: Any = SimpleNamespace(run=run, prepared=SimpleNamespace(report=report), output_tokens=output_tokens)
     return active
 
@@ -108,6 +111,23 @@ async def test_after_a_short_prompt_a_long_reply_is_reason_enough_to_look():
     assert not folds.looking
     folds.consider(ended(2400, 4000))
     assert folds.looking
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "folded_for"),
+    [("m", None, []), ("small", None, ["small"]), ("small", "m", []), ("small", "elsewhere", [])],
+)
+async def test_for_a_smaller_model_that_answered_in_anothers_place_nothing_is_folded(model, asked, folded_for):
+    """What was condensed to its window would be so for good."""
+    shelf = Shelf(*[100, 100] * 15)
+    folds = looking(shelf, small=2048)
+    running = asyncio.create_task(folds.run())
+    folds.consider(ended(1900, 100, window=2048, model=model, asked=asked))
+    async with asyncio.timeout(30):
+        while folds.looking:
+            await asyncio.sleep(0)
+    running.cancel()
+    assert [fold.model for fold in shelf.queued] == folded_for
 
 
 async def folded(shelf):
