@@ -141,7 +141,22 @@ async def test_a_lost_answer_does_not_start_a_second_reply(visit):
 
 async def test_going_offline_is_said_and_coming_back_is_noticed(visit):
     tab = await visit()
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def break_off(route):
+        asked.set()
+        await gone.wait()
+        await route.abort()
+
+    await tab.page.route("**/v1/models", break_off, times=1)
+    await tab.page.reload()
+    await asked.wait()
     await tab.page.context.set_offline(True)
+    await expect(tab.page.get_by_text("You are offline")).to_be_visible()
+    # What was under way breaks off, and that has the same cause.
+    async with tab.page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/models")):
+        gone.set()
+    await expect(tab.page.get_by_text("The server cannot be reached")).to_have_count(0)
     await expect(tab.page.get_by_text("You are offline")).to_be_visible()
     await tab.field.fill("Typed in a tunnel")
     await tab.page.context.set_offline(False)

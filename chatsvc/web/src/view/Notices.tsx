@@ -11,12 +11,16 @@ const TROUBLE: Record<Reach, string | null> = {
 /** What needs a word, above the message field. */
 export function Notices() {
   const { notices, pulse } = useApp();
-  const notice = notices.current.value;
-  const trouble = TROUBLE[pulse.reach.value];
+  const reach = pulse.reach.value;
+  const said = notices.current.value;
+  const repeats = said?.cause === "unreachable";
+  // The same is not said twice. That the network is gone is the truer word; a notice stays beside it for its way on.
+  const notice = repeats && reach === "offline" && !said.action ? null : said;
+  const trouble = repeats && reach === "away" ? null : TROUBLE[reach];
   const { action } = notice ?? {};
   return (
     <div class="notices" role="status">
-      {trouble === null || notice?.cause === "unreachable" ? null : <p class="notice">{trouble}</p>}
+      {trouble === null ? null : <p class="notice">{trouble}</p>}
       {notice ? (
         <p class="notice">
           <span>{notice.text}</span>
