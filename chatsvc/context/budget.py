@@ -126,10 +126,13 @@ def check_question(budget: Budget, question_tokens: int) -> None:
     if question_tokens <= budget.history:
         return
     beside = f" and a system prompt of {budget.system}" if budget.system else ""
+    advice = "Shorten the message, or ask for fewer max_tokens."
+    if budget.system > budget.window // SYSTEM_SHARE:
+        # It was set for a model with a larger window.
+        advice = "Shorten the system prompt or the message, or choose a model with a larger window."
     raise MessageTooLong(
         f"The message has {question_tokens} tokens; at most {budget.history} fit beside a reply of {budget.reply}"
-        f"{beside} into the {budget.window} tokens of this model's context window. Shorten the message, or ask for"
-        " fewer max_tokens.",
+        f"{beside} into the {budget.window} tokens of this model's context window. {advice}",
         field="content",
         message_tokens=question_tokens,
         prompt_tokens=budget.system + question_tokens,

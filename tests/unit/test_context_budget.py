@@ -79,6 +79,12 @@ def test_a_question_is_refused_with_its_tokens_and_the_limit_when_all_of_the_his
         assert system + question + whole.reply <= window or question == 0
 
 
+@pytest.mark.parametrize(("system", "advice"), [(400, "Shorten the message"), (900, "Shorten the system prompt")])
+def test_who_went_on_to_a_smaller_window_is_not_told_to_shorten_a_short_message(system, advice):
+    with pytest.raises(MessageTooLong, match=advice):
+        check_question(budget(1024, system), 1000 - system)
+
+
 sizes = st.lists(st.integers(0, 500), max_size=40)
 halved = st.integers(0, MOST_HALVINGS)
 
