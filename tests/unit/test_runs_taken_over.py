@@ -53,13 +53,14 @@ class Queued:
     """The run waits, says Postgres, since it was taken over; it is asked how often, and nobody may claim it."""
 
     def __init__(self):
-        self.asked = 0
+        self.asked = self.refused = 0
 
     async def queued(self, *, limit):
         self.asked += 1
         return [waiting(OURS)]
 
     async def claim(self, run_ids, worker_id):
+        self.refused += len(run_ids)
         return []
 
 
@@ -87,7 +88,8 @@ async def test_who_loses_a_run_says_so_and_asks_whether_it_waits(monkeypatch):
     )  # fmt: skip
     running = asyncio.create_task(dispatcher.run())
     try:
-        await until(lambda: runs.asked == 1)
+        await until(lambda: runs.refused == 1)  # what the first sweep found waits here no more: there is a place
+        assert runs.asked == 1
         with dispatcher.place(waiting(OURS)) as place:
             place.take(OURS, None)
         active = dispatcher.active(OURS.id)
