@@ -108,12 +108,13 @@ async def test_text_that_looks_like_the_protocol_survives_and_stays_inside_one_e
 async def test_a_reply_with_twenty_dropped_connections_comes_out_whole(world):
     chance = random.Random(7)
     writer = LogWriter(world.log, world.hub, batch_ms=1, batch_tokens=3, holds=None)
-    words = [chance.choice(["word ", "\n", "🙂", "data: ", "é"]) for _ in range(400)]
+    words, enough = [], asyncio.Event()
 
     async def speak():
         reply = await writer.open(A, 1)
-        for word in words:
-            reply.delta(word)
+        while len(words) < 400 or not enough.is_set():
+            words.append(chance.choice(["word ", "\n", "🙂", "data: ", "é"]))
+            reply.delta(words[-1])
             await asyncio.sleep(0.001)
         seq = reply.seal()
         world.shelf.ended(A, reply.text, seq)
@@ -129,6 +130,8 @@ async def test_a_reply_with_twenty_dropped_connections_comes_out_whole(world):
                 target = chance.randint(0, 6)
                 await client.until(lambda client: len(client.events) >= target or client.following.done())  # noqa: B023
                 client.close()
+            if drops == 20:
+                enough.set()
             await soon(client.following)
             seen += client.events
             cursor = max([cursor, *client.ids])
