@@ -52,9 +52,14 @@ class ResponseController(Controller):
     async def context(self, response_id: str, principal: Principal, store: Store) -> ContextOut:
         """How the window was used: tokens by part, what a summary stands for, which old turns were quoted.
 
-        404 until it is known: while the reply waits for its turn, and for a moment after.
+        404 until it is known: while the reply waits for its turn, and for a moment after; and where it ended before that.
         """
         report = await store.runs.context(principal.user_id, plausible(response_id, "response"))
+        if report is None and (await store.runs.get(principal.user_id, response_id)).status.ended:
+            # It may have ended between the two looks, and its end brings the report.
+            report = await store.runs.context(principal.user_id, response_id)
+            if report is None:
+                raise NotFound("What this reply's prompt was made of is not known: it ended before it had one.")
         if report is None:
             raise NotFound("What this reply's prompt is made of is not known yet.")
         return context_out(report)

@@ -127,5 +127,8 @@ async def test_what_a_waiting_replys_prompt_is_made_of_is_not_known_yet(start_se
     assert "not known yet" in answer.json()["detail"]
     for reply in (waiting, running):
         await api.call("POST", f"/v1/responses/{reply['response_id']}/stop")
+    answer = await api.call("GET", f"/v1/responses/{waiting['response_id']}/context")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert "ended before it had one" in answer.json()["detail"]
     unknown = await api.call("GET", f"/v1/responses/resp_local_{uuid.uuid4().hex}/context")
     assert unknown.status_code == 404
