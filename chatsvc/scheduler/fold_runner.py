@@ -123,7 +123,9 @@ class FoldRunner:
             if active.why is None or (own is not None and own.cancelling()):
                 raise  # our own task is being cancelled, not only the work
         except ChatError as error:
-            _log.warning(said, code=error.code, detail=error.detail)
+            # A conversation that was deleted behind its fold is no trouble.
+            say = _log.info if work is None and isinstance(error, NotFound) else _log.warning
+            say(said, code=error.code, detail=error.detail)
             if work is not None:
                 work.failure = error
         except Exception as error:  # noqa: BLE001
