@@ -52,7 +52,7 @@ class ResponseController(Controller):
     async def context(self, response_id: str, principal: Principal, store: Store) -> ContextOut:
         """How the window was used: tokens by part, what a summary stands for, which old turns were quoted.
 
-        404 until it is known: while the reply waits for its turn, and for a moment after; and where it ended before that.
+        404 until it is known: while the reply waits for its turn, and for a moment after; also where it ended before.
         """
         report = await store.runs.context(principal.user_id, plausible(response_id, "response"))
         if report is None and (await store.runs.get(principal.user_id, response_id)).status.ended:
