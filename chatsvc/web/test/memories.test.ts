@@ -89,3 +89,35 @@ test("a memory is stored once, and the same words again are not sent", async () 
   assert.equal(memories.editing.value, null);
   assert.deepEqual(sent, ["one"]);
 });
+
+test("memories follow one another while the list is slow, and an answer from before does not take them away", async () => {
+  const stored: Memory[] = [];
+  const answers: (() => void)[] = [];
+  const client: Partial<Client> = {
+    memories: () => {
+      const data = [...stored];
+      return new Promise((resolve) => answers.push(() => resolve({ data })));
+    },
+    addMemory: (text) => {
+      stored.push({ id: text, text });
+      return Promise.resolve({ id: text, text });
+    },
+  };
+  const memories = new Memories(client as Client, signal<Me | null>(null));
+  const adding = [memories.show()];
+  for (const text of ["one", "two"]) {
+    memories.draft.value = text;
+    adding.push(memories.add());
+    await new Promise((resolve) => setTimeout(resolve));
+    assert.equal(memories.draft.value, "");
+  }
+  for (const answer of answers.toReversed()) answer();
+  assert.deepEqual(await Promise.all(adding), [true, true, true]);
+  assert.deepEqual(memories.list.value, stored);
+  adding.push(memories.show());
+  memories.draft.value = "three";
+  await memories.add();
+  for (const answer of answers) answer();
+  await Promise.all(adding);
+  assert.deepEqual(memories.list.value, stored);
+});

@@ -18,6 +18,9 @@ export class Memories {
   readonly editing: Signal<{ readonly id: string; readonly text: string } | null> = signal(null);
   /** Whether what was written is on its way: sent twice it would be stored twice. */
   readonly adding: Signal<boolean> = signal(false);
+  /** How many times the list was asked for, and the last of them, or change of the list, that is shown. */
+  private asked = 0;
+  private shown = 0;
 
   constructor(
     private readonly client: Client,
@@ -39,16 +42,13 @@ export class Memories {
     if (this.adding.peek()) return false;
     const text = this.draft.peek();
     this.adding.value = true;
-    try {
-      return await this.attempt(async () => {
-        const memory = await this.client.addMemory(text.trim());
-        if (this.draft.peek() === text) this.draft.value = "";
-        if (this.list.peek() === null) await this.fetch();
-        else this.put((list) => [...list, memory]);
-      });
-    } finally {
-      this.adding.value = false;
-    }
+    return this.attempt(async () => {
+      // Once it is stored the next one may follow, whatever the list still waits for.
+      const memory = await this.client.addMemory(text.trim()).finally(() => (this.adding.value = false));
+      if (this.draft.peek() === text) this.draft.value = "";
+      if (this.list.peek() === null) await this.fetch();
+      else this.put((list) => [...list, memory]);
+    });
   }
 
   reword(): Promise<boolean> {
@@ -74,7 +74,11 @@ export class Memories {
   }
 
   private async fetch(): Promise<void> {
-    this.list.value = (await this.client.memories()).data;
+    const asked = (this.asked += 1);
+    const { data } = await this.client.memories();
+    if (asked <= this.shown) return; // it was asked for before what is shown
+    this.shown = asked;
+    this.list.value = data;
   }
 
   private async store(id: string, text: string): Promise<void> {
@@ -90,6 +94,7 @@ export class Memories {
   }
 
   private put(change: (list: readonly Memory[]) => readonly Memory[]): void {
+    this.shown = this.asked;
     this.list.value = change(this.list.peek() ?? []);
   }
 
