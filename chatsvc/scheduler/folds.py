@@ -171,7 +171,12 @@ class Folds:
             conversation, view = await self._store.conversations.view(
                 branch.user_id, branch.conversation_id, leaf, leaf_may_be_folded=True
             )
-            await self.fold_if_due(conversation, view, branch.model)
+            # Where the conversation has a model of its own, a reply that was asked of another one once is no reason to
+            # condense for its window what the next turn has room for.
+            own = conversation.model
+            model = own if own is not None and own in self._engines else branch.model
+            if self.may_work(model):
+                await self.fold_if_due(conversation, view, model)
 
     async def fold_if_due(self, conversation: Conversation, view: BranchView, model: str) -> bool:
         """Queue a fold of this branch if it is long enough; whether one is needed.

@@ -114,12 +114,21 @@ async def test_after_a_short_prompt_a_long_reply_is_reason_enough_to_look():
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "folded_for"),
-    [("m", None, []), ("small", None, ["small"]), ("small", "m", []), ("small", "elsewhere", [])],
+    ("model", "asked", "own", "folded_for"),
+    [
+        ("m", None, None, []),
+        ("small", None, None, ["small"]),
+        ("small", "m", None, []),
+        ("small", "elsewhere", None, []),
+        ("small", None, "m", []),
+        ("small", None, "small", ["small"]),
+        ("m", None, "small", ["small"]),
+        ("small", None, "elsewhere", ["small"]),
+    ],
 )
-async def test_for_a_smaller_model_that_answered_in_anothers_place_nothing_is_folded(model, asked, folded_for):
-    """What was condensed to its window would be so for good."""
-    shelf = Shelf(*[100, 100] * 15)
+async def test_for_a_smaller_model_that_the_next_turn_does_not_ask_nothing_is_folded(model, asked, own, folded_for):
+    """It has answered in another's place, or was asked once. What was condensed to its window would be so for good."""
+    shelf = Shelf(*[100, 100] * 15, model=own)
     folds = looking(shelf, small=2048)
     running = asyncio.create_task(folds.run())
     folds.consider(ended(1900, 100, window=2048, model=model, asked=asked))
